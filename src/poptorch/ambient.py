@@ -1,0 +1,117 @@
+"""What is true "around" an operation while a model's ``forward`` is being captured.
+
+Annotations (blocks, name scopes, attributes, loss marks) are written by the rooms that own them and read
+by ``capture`` whenever an operation is recorded. Outside capture every write is harmless: nobody reads it.
+The state is per thread, because two models may be captured by two threads at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an operation runs: stage and phase number of the strategy, and the IPU index inside a replica."""
+
+    stage: int = 0
+    phase: int = 0
+    ipu: int = 0
+    block: str | None = None
+
+
+@dataclass(frozen=True)
+class LossMark:
+    """A value that the user (or a built-in torch loss) declared to be a loss."""
+
+    value: torch.Tensor
+    kind: str
+
+
+@dataclass
+class CaptureContext:
+    """Everything that annotations write during one capture."""
+
+    placement: Placement | None = field(default_factory=Placement)
+    """``None`` means that a scoped block was left and no other was entered: recording an op is an error."""
+
+    block_starts: list[Placement] = field(default_factory=list)
+    """Every placement that was entered, in order; pipeline stages are counted from it."""
+
+    name_scopes: list[str] = field(default_factory=list)
+    attributes: dict[str, dict[str, str]] = field(default_factory=dict)
+    losses: list[LossMark] = field(default_factory=list)
+    options: Any = None
+    """The executor's own ``poptorch.Options``; annotations resolve blocks through its strategy."""
+
+    training: bool = False
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Room for annotations of other rooms, keyed by the room's name (``"ops.overlap"``)."""
+
+
+class _ThreadState(threading.local):
+    context: CaptureContext | None = None
+
+
+_state = _ThreadState()
+
+
+def current() -> CaptureContext | None:
+    """The capture that runs on this thread, or ``None`` during ordinary execution."""
+    return _state.context
+
+
+@contextmanager
+def capturing(context: CaptureContext) -> Iterator[CaptureContext]:
+    """Make ``context`` current; the previous one comes back whatever happens inside."""
+    previous, _state.context = _state.context, context
+    try:
+        yield context
+    finally:
+        _state.context = previous
+
+
+def mark_loss(value: torch.Tensor, kind: str) -> torch.Tensor:
+    """Declare ``value`` a loss of the model under capture; returns it unchanged."""
+    if _state.context is not None:
+        _state.context.losses.append(LossMark(value, kind))
+    return value
+
+
+@contextmanager
+def name_scope(name: str) -> Iterator[None]:
+    """Prefix the names of all operations recorded inside with ``name``."""
+    context = _state.context
+    if context is None:
+        yield
+        return
+    context.name_scopes.append(name)
+    try:
+        yield
+    finally:
+        context.name_scopes.pop()
+
+
+@contextmanager
+def attribute_scope(attributes: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """Attach ``attributes`` to all operations recorded inside; inner scopes add to or override outer ones."""
+    context = _state.context
+    if context is None:
+        yield
+        return
+    outer = context.attributes
+    merged = {key: dict(pairs) for key, pairs in outer.items()}
+    for key, pairs in attributes.items():
+        merged.setdefault(key, {}).update(pairs)
+    context.attributes = merged
+    try:
+        yield
+    finally:
+        context.attributes = outer
