@@ -1,9 +1,8 @@
-"""The version of this package: the API level it implements, then its own build number."""
+"""The version of this package: ``<API level>-<build>``.
 
-API_LEVEL = "3.4.0"
-"""The newest release of the original API whose names are understood here."""
+The API level is the newest release of the original API whose names are understood here, so that programs which
+ask "is this at least 3.0?" take the right path. The build counts our own releases of that level; it is a number
+so that ``packaging.version`` can compare the whole. A literal, because the build reads it without importing.
+"""
 
-BUILD = 1
-"""Counts our own releases of that level. A number, so that ``packaging.version`` can compare the result."""
-
-__version__ = f"{API_LEVEL}-{BUILD}"
+__version__ = "3.4.0-1"

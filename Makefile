@@ -1,0 +1,55 @@
+# Everything runs in .venv, which the first target that needs it creates; a second run finds the stamp and starts at once.
+# Needs Python >= 3.10 with venv and pip, nothing else.
+
+PYTHON  ?= $(shell command -v python3.11 || command -v python3)
+VENV    := .venv
+BIN     := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+
+# Parallel test workers; one thread each, or they would fight for the cores.
+WORKERS ?= auto
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench docs compatibility clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ -/'
+
+setup: $(VENV)/ready  ## create .venv and install the package with its tools
+
+demo: $(VENV)/ready  ## a short program that shows what works today
+	@$(BIN)/python $(firstword $(wildcard examples/demo.py) examples/options_demo.py)
+
+test: $(VENV)/ready  ## all tests, and the examples in docstrings and documentation
+	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/ready  ## style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/ready  ## benchmarks against peers, ratios in one run
+	@test -f bench/run.py || { echo "bench/run.py does not exist yet: there is nothing to measure" >&2; exit 1; }
+	@$(BIN)/python bench/run.py $(ARGS)
+
+docs: $(VENV)/ready-docs  ## the documentation, as a site in site/
+	@$(BIN)/python scripts/generate_compatibility.py --check
+	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+compatibility: $(VENV)/ready  ## write docs/compatibility.md anew from the code
+	@$(BIN)/python scripts/generate_compatibility.py
+
+clean:  ## remove .venv and everything that was built
+	rm -rf $(VENV) site build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) ..."
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(VENV)/ready-docs: $(VENV)/ready
+	@$(INSTALL) --no-build-isolation --editable '.[docs]'
+	@touch $@
