@@ -7,8 +7,36 @@ The public names of the package, nothing else; grouped by the room that owns the
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
 from poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
+from poptorch.startup import prepare_process as _prepare_process
+
+# the process, the machine, and hooks of the user
+from poptorch import poptorch_core, profiling
+from poptorch.ambient import isRunningOnIpu
+from poptorch.arg_parsers import ICustomArgParser, registerCustomArgParser, registerGeometricCustomArgParsers
+from poptorch.hooks import registerPostCompileHook, registerPreCompileHook
+from poptorch.printing import module_repr, print
+from poptorch.runtime.system import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion
 
 # options and enums
+from poptorch import enums
+from poptorch.enums import (
+    AutoStage,
+    CommGroupType,
+    Compiler,
+    ConnectionType,
+    DataLoaderMode,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MatMulSerializationMode,
+    MeanReductionStrategy,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+    ReductionType,
+    SharingStrategy,
+    SyncPattern,
+    VariableRetrievalMode,
+)
 
 # placement
 
@@ -19,3 +47,6 @@ from poptorch.errors import Error, RecoverableError, UnrecoverableError, createP
 # data
 
 # executor
+
+_prepare_process()
+registerGeometricCustomArgParsers()

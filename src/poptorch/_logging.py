@@ -13,7 +13,7 @@ False
 from __future__ import annotations
 
 import logging
-import os
+import os  # environment.py reports its errors through errors.py, which logs: this module has to come first
 import sys
 import threading
 from collections.abc import Hashable, Mapping
@@ -65,7 +65,7 @@ _COLOUR_OF_LEVEL = {
 }
 
 
-# --- how a line looks -------------------------------------------------------------------------------------------
+# --- how a line looks ---------------------------------------------------------------------------------------
 
 
 def _both_are_terminals() -> bool:
@@ -88,7 +88,7 @@ class _LineFormatter(logging.Formatter):
         return line
 
 
-# --- where a line goes ------------------------------------------------------------------------------------------
+# --- where a line goes --------------------------------------------------------------------------------------
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -152,7 +152,7 @@ class _BackendHandler(logging.StreamHandler[TextIO]):
         self._destination = self._file = None
 
 
-# --- how often a line is repeated -------------------------------------------------------------------------------
+# --- how often a line is repeated ---------------------------------------------------------------------------
 
 
 class _RepeatFilter(logging.Filter):
@@ -181,7 +181,7 @@ class _RepeatFilter(logging.Filter):
             self._last, self._count = None, 0
 
 
-# --- the loggers ------------------------------------------------------------------------------------------------
+# --- the loggers --------------------------------------------------------------------------------------------
 
 
 class BackendLogger(logging.Logger):
@@ -224,14 +224,14 @@ _said_lock = threading.Lock()
 _from_environment = "WARN"
 
 
-# --- levels -----------------------------------------------------------------------------------------------------
+# --- levels -------------------------------------------------------------------------------------------------
 
 
-def setLogLevel(level: str | int) -> None:
+def setLogLevel(level: str | int, update_cpp: bool = True) -> None:
     """Choose what the package reports: ``TRACE``, ``DEBUG``, ``INFO``, ``WARN``, ``ERR`` or ``OFF``.
 
     The numbers 0 to 4 and 6 of early releases mean the same levels in that order. The level holds for the
-    Python side and for the backend, in all threads, until it is set again.
+    Python side and, unless ``update_cpp`` is false, for the backend, in all threads, until it is set again.
 
     >>> setLogLevel("INFO")
     >>> setLogLevel(3)  # WARN
@@ -249,7 +249,8 @@ def setLogLevel(level: str | int) -> None:
     if levels is None:
         raise ValueError(f"Unknown log level: {level}. Valid values are {_ADVERTISED}")
     logger.setLevel(levels.python)
-    backend.setLevel(levels.backend)
+    if update_cpp:
+        backend.setLevel(levels.backend)
 
 
 def setPopartLogLevel(level: str) -> None:
@@ -282,15 +283,15 @@ def apply_environment() -> None:
     level = os.environ.get("POPTORCH_LOG_LEVEL", "WARN")
     if level not in _LEVELS:
         raise ValueError(
-            f"Unknown log level: {level}. Valid values are {_ADVERTISED}. It comes from the environment variable "
-            "POPTORCH_LOG_LEVEL: unset it or use one of these names, in capitals"
+            f"Unknown log level: {level}. Valid values are {_ADVERTISED}. It comes from the environment "
+            "variable POPTORCH_LOG_LEVEL: unset it or use one of these names, in capitals"
         )
     _from_environment = level
     setLogLevel(level)
     setPopartLogLevel("WARN")
 
 
-# --- saying things once or a few times --------------------------------------------------------------------------
+# --- saying things once or a few times ----------------------------------------------------------------------
 
 
 def set_repeat_limit(limit: int | None) -> None:

@@ -78,6 +78,25 @@ def capturing(context: CaptureContext) -> Iterator[CaptureContext]:
         _state.context = previous
 
 
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Interrupt a capture by ordinary execution: for code of the model that runs on the host."""
+    previous, _state.context = _state.context, None
+    try:
+        yield
+    finally:
+        _state.context = previous
+
+
+def isRunningOnIpu() -> bool:
+    """Whether a model's ``forward`` is being captured for the IPU; false when the same code simply runs.
+
+    >>> isRunningOnIpu()
+    False
+    """
+    return _state.context is not None
+
+
 def mark_loss(value: torch.Tensor, kind: str) -> torch.Tensor:
     """Declare ``value`` a loss of the model under capture; returns it unchanged."""
     if _state.context is not None:

@@ -1,8 +1,8 @@
 """The exceptions of the package, and the names of what was going on when one of them was raised.
 
 ``Error`` covers both sides. :func:`createPoptorchError` builds the Python-side kind, for misuse of the API;
-:func:`backend_error` the kind raised while a program is compiled, loaded or run, which also knows its *context*:
-the steps that were under way, as named by :func:`error_context`.
+:func:`backend_error` the kind raised while a program is compiled, loaded or run, which also knows its
+*context*: the steps that were under way, as named by :func:`error_context`.
 """
 
 from __future__ import annotations
@@ -129,13 +129,17 @@ def recoverable_error(
     'PARTITION_RESET'
     """
     if recovery_action not in RECOVERY_ACTIONS:
-        raise ValueError(f"Unknown recovery action {recovery_action!r}; use one of {', '.join(RECOVERY_ACTIONS)}")
-    error = _described(RecoverableError, message, origin, _raised_at(), f"Recovery action required: {recovery_action}")
+        known = ", ".join(RECOVERY_ACTIONS)
+        raise ValueError(f"Unknown recovery action {recovery_action!r}; use one of {known}")
+    note = f"Recovery action required: {recovery_action}"
+    error = _described(RecoverableError, message, origin, _raised_at(), note)
     error.recovery_action = recovery_action
     return error
 
 
-def unrecoverable_error(message: str, origin: str = "poplar_unrecoverable_runtime_error") -> UnrecoverableError:
+def unrecoverable_error(
+    message: str, origin: str = "poplar_unrecoverable_runtime_error"
+) -> UnrecoverableError:
     """Build the error for a device that must not be used any more.
 
     >>> unrecoverable_error("tile memory parity").type

@@ -1,0 +1,1 @@
+"""Running an executable on virtual IPUs: devices, schedules, streams and weights."""
