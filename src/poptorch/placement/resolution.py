@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 from poptorch.enums import AutoStage, Liveness
-from poptorch.errors import Error
+from poptorch.errors import backend_error
 
 
 def auto_stage_number(
@@ -41,8 +41,8 @@ def resolve_ipu(pinned: int | None, annotated: int | None, stage_number: int | N
     ``None`` when none of the three is known, which only happens in the phased strategies (they have no stage
     numbers).
 
-    >>> resolve_ipu(2, 1, 0), resolve_ipu(None, 1, 0), resolve_ipu(None, None, 0), resolve_ipu(None, None, None)
-    (2, 1, 0, None)
+    >>> resolve_ipu(2, 1, 0), resolve_ipu(None, 1, 0), resolve_ipu(None, None, 0)
+    (2, 1, 0)
     """
     return next((ipu for ipu in (pinned, annotated, stage_number) if ipu is not None), None)
 
@@ -76,14 +76,14 @@ def number_phases(
     0→4 1→3 2→2
     >>> print(number_phases(3, separate_backward=True))
     0→6 1→5 2→4
-    >>> print(number_phases(3, Liveness.OffChipAfterEachPhase), number_phases(3, Liveness.OffChipAfterEachPhase).span)
-    0→20 4→16 8→12 12
+    >>> print(number_phases(3, Liveness.OffChipAfterEachPhase))
+    0→20 4→16 8→12
     """
     if num_phases < 1:
         raise ValueError(f"A phased strategy has at least one phase, not {num_phases}.")
     serial_only = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
     if not serial and liveness in serial_only:
-        raise Error(
+        raise backend_error(
             f"Liveness.{Liveness(liveness).name}: This is only supported for serial phase execution. "
             "Use poptorch.SerialPhasedExecution, or Liveness.AlwaysLive or OffChipAfterFwd."
         )

@@ -1,7 +1,7 @@
 """``Stage``, ``Phase`` and the four execution strategies.
 
-A strategy answers one question for the annotations (:meth:`ExecutionStrategy.place`): a block with this ID and
-this ``ipu_id`` starts; what is its stage, its phase, its IPU? And one for the options
+A strategy answers one question for the annotations (:meth:`ExecutionStrategy.place`): a block with this ID
+and this ``ipu_id`` starts; what is its stage, its phase, its IPU? And one for the options
 (:meth:`ExecutionStrategy.backendOptions`): which entries describe you?
 """
 
@@ -20,7 +20,7 @@ BlockId = str
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ``AssertionError``: the API promises that type, and ``assert`` would vanish under ``python -O``."""
+    """Raise the ``AssertionError`` that the API promises; ``assert`` would vanish under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
@@ -50,7 +50,7 @@ class Stage:
 
     def ipu(self, ipu: int) -> Stage:
         """Pin the stage to IPU index ``ipu``, whatever the blocks themselves say."""
-        require(is_int(ipu), f"Stage.ipu expects an integer IPU index, not {ipu!r}.")
+        require(is_int(ipu) and ipu >= 0, f"Stage.ipu expects an integer IPU index, not {ipu!r}.")
         self._ipu = ipu
         return self
 
@@ -155,8 +155,8 @@ class ExecutionStrategy:
 class PipelinedExecution(ExecutionStrategy):
     """All IPUs work at once, each on another micro-batch. The default strategy.
 
-    Without arguments, or with one :class:`~poptorch.AutoStage`, each block becomes a stage by itself. Otherwise
-    there is one argument per stage: a ``Stage``, a block ID, or an iterable of block IDs.
+    Without arguments, or with one :class:`~poptorch.AutoStage`, each block becomes a stage by itself.
+    Otherwise there is one argument per stage: a ``Stage``, a block ID, or an iterable of block IDs.
 
     >>> strategy = PipelinedExecution("embedding", ["encoder", "pooler"], Stage("head").ipu(0))
     >>> strategy.stage("pooler")
@@ -309,7 +309,10 @@ class SerialPhasedExecution(PhasedExecution):
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Choose how long tensors that the backward pass needs stay on chip."""
-        require(isinstance(liveness, Liveness), f"setTensorsLiveness expects a poptorch.Liveness, not {liveness!r}.")
+        require(
+            isinstance(liveness, Liveness),
+            f"setTensorsLiveness expects a poptorch.Liveness, not {liveness!r}.",
+        )
         self._tensors_liveness = liveness
         return self
 
@@ -352,8 +355,8 @@ def _as_phase(arg: object) -> Phase:
         return Phase(arg)
     require(
         isinstance(arg, list),
-        "A phase is a poptorch.Phase, a poptorch.Stage, a block ID string, or a list of stages or of block IDs, "
-        f"not {arg!r}.",
+        "A phase is a poptorch.Phase, a poptorch.Stage, a block ID string, or a list of stages or of "
+        f"block IDs, not {arg!r}.",
     )
     require(
         not any(isinstance(item, Phase) for item in arg),  # type: ignore[attr-defined]
