@@ -39,6 +39,24 @@ from poptorch.enums import (
 )
 
 # placement
+from poptorch.placement import (
+    IPU,
+    BeginBlock,
+    BeginPhase,
+    Block,
+    BlockFunction,
+    BlockId,
+    IpuId,
+    LegacyBeginBlockFn,
+    ParallelPhasedExecution,
+    Phase,
+    PhaseId,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+    removeBlocks,
+)
 
 # ops
 
