@@ -1,0 +1,105 @@
+"""The annotations of the first releases."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import _logging, ambient
+from poptorch.ambient import CaptureContext, Placement
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(2, 2) for _ in range(4))
+        self.where = []
+
+    def note(self):
+        context = ambient.current()
+        self.where.append(context.placement.ipu if context and context.placement else None)
+
+    def forward(self, x):
+        x = self.a(x)
+        self.note()
+        x = self.b(x)
+        self.note()
+        with poptorch.IPU(2):
+            x = self.c(x)
+            self.note()
+        x = self.d(x)
+        self.note()
+        return x
+
+
+def test_wrapper_and_scope_mix():
+    model = Model()
+    model.b = poptorch.IPU(1, model.b)
+    x = torch.ones(1, 2)
+    native = model(x)
+    assert model.where == [None] * 4
+    with ambient.capturing(CaptureContext()) as context:
+        assert torch.equal(model(x), native)
+    assert model.where[4:] == [0, 1, 2, 2]  # leaving the scope changes nothing
+    assert [start.stage for start in context.block_starts] == [1, 2]
+
+
+def test_the_wrapped_layer_is_a_submodule():
+    wrapped = poptorch.IPU(1, nn.Linear(2, 2))
+    assert wrapped.ipu_id == 1
+    assert isinstance(wrapped.layer_to_call, nn.Linear)
+    assert list(wrapped.state_dict()) == ["layer_to_call.weight", "layer_to_call.bias"]
+
+
+def test_arguments_pass_through():
+    assert poptorch.IPU(1, lambda x, y=0: x - y)(5, y=2) == 3
+
+
+def test_a_scope_cannot_be_called():
+    with pytest.raises(TypeError, match="has no layer to call"):
+        poptorch.IPU(1)(torch.ones(1))
+
+
+def test_construction_warns_of_deprecation(caplog):
+    _logging.forget_said()
+    _logging.logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.WARNING):
+            poptorch.IPU(0)
+    finally:
+        _logging.logger.removeHandler(caplog.handler)
+    assert "deprecated" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "placement"),
+    [
+        ({"stage_id": 3}, Placement(3, 0, 3)),
+        ({"ipu_id": 2}, Placement(2, 0, 2)),
+        ({"stage_id": 3, "ipu_id": 1, "phase_id": 2}, Placement(3, 2, 1)),
+        ({"stage_id": 3, "ipu_id": poptorch.IpuId.SameAsPreviousStage}, Placement(3, 0, 7)),
+        ({"stage_id": 3, "phase_id": poptorch.PhaseId.Disabled}, Placement(3, 0, 3)),
+    ],
+)
+def test_begin_phase_selects_by_number(kwargs, placement):
+    layer = poptorch.BeginPhase(layer_to_call=nn.Identity(), **kwargs)
+    with ambient.capturing(CaptureContext(placement=Placement(ipu=7))) as context:
+        layer(1)
+    assert context.placement == placement
+    assert context.block_starts == [placement]
+    assert layer(4) == 4
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"stage_id": -1}, "stage_id must be a positive integer"),
+        ({"stage_id": 0, "ipu_id": -3}, "ipu_id must be either a positive integer or a IpuId"),
+        ({"stage_id": 0, "phase_id": "0"}, "phase_id must be either a positive integer or a PhaseId"),
+    ],
+)
+def test_begin_phase_checks_its_numbers(kwargs, message):
+    with pytest.raises(AssertionError, match=message):
+        poptorch.BeginPhase(layer_to_call=nn.Identity(), **kwargs)
