@@ -18,7 +18,7 @@ from poptorch.printing import module_repr, print
 from poptorch.runtime.system import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion
 
 # options and enums
-from poptorch import enums
+from poptorch import autocasting, enums, options
 from poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -37,6 +37,7 @@ from poptorch.enums import (
     SyncPattern,
     VariableRetrievalMode,
 )
+from poptorch.options import ConfigFileError, Options, TensorLocationSettings
 
 # placement
 from poptorch.placement import (
@@ -65,6 +66,14 @@ from poptorch.placement import (
 # data
 
 # executor
+
+
+def __getattr__(name: str) -> object:
+    """Names of earlier releases; each use logs what to write instead."""
+    if name in enums.DEPRECATED:
+        return enums.deprecated_name(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _prepare_process()
 registerGeometricCustomArgParsers()

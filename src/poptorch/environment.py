@@ -1,0 +1,303 @@
+"""The one door through which the package reads environment variables.
+
+Each variable is a typed object with a name, a default and an explanation. Nothing is cached here: ``read()`` looks at
+the process environment each time, and whoever needs "once per process" keeps the answer.
+
+>>> import os
+>>> os.environ["POPTORCH_IPU_MODEL"] = "1"
+>>> IPU_MODEL.read()
+True
+>>> del os.environ["POPTORCH_IPU_MODEL"]
+>>> IPU_MODEL.read()
+False
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from poptorch.errors import createPoptorchError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable: ``read()`` gives its value, or the default when it is not set."""
+
+    name: str
+    default: T
+    doc: str
+    read_at: str
+    """When the package looks at it; a later change of the variable has no effect on what was read."""
+
+    def read(self) -> T:
+        """The current value, converted and checked."""
+        text = os.environ.get(self.name)
+        return self.default if text is None else self.parse(text)
+
+    def parse(self, text: str) -> T:
+        """The value that ``text`` stands for; an error names the variable, the text and what is accepted."""
+        raise NotImplementedError
+
+    @property
+    def accepts(self) -> str:
+        """The accepted values in words, for error messages and documentation."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Text(Variable[str | None]):
+    """Any text; an empty one is kept as it is."""
+
+    def parse(self, text: str) -> str | None:
+        return text
+
+    @property
+    def accepts(self) -> str:
+        return "text"
+
+
+@dataclass(frozen=True)
+class PathName(Variable[str | None]):
+    """A file or directory name; empty means not set."""
+
+    def parse(self, text: str) -> str | None:
+        return text or self.default
+
+    @property
+    def accepts(self) -> str:
+        return "path"
+
+
+@dataclass(frozen=True)
+class Integer(Variable[int]):
+    """A decimal integer."""
+
+    def parse(self, text: str) -> int:
+        return _decimal(self.name, text)
+
+    @property
+    def accepts(self) -> str:
+        return "decimal integer"
+
+
+@dataclass(frozen=True)
+class Flag(Variable[bool]):
+    """A decimal integer: 0 is off, any other is on."""
+
+    def parse(self, text: str) -> bool:
+        return _decimal(self.name, text) != 0
+
+    @property
+    def accepts(self) -> str:
+        return "decimal integer (0 = off, any other = on)"
+
+
+@dataclass(frozen=True)
+class Choice(Variable[str]):
+    """One of a fixed set of words."""
+
+    choices: tuple[str, ...] = field(kw_only=True)
+    phrase: str = field(default="", kw_only=True)
+    """What the error message begins with, where programs match on it."""
+
+    def parse(self, text: str) -> str:
+        if text in self.choices or self._passes_through(text):
+            return text
+        phrase = f"{self.phrase} " if self.phrase else ""
+        raise createPoptorchError(
+            f"{phrase}The environment variable {self.name} is {text!r}; set it to {self.accepts}, or unset it."
+        )
+
+    def _passes_through(self, text: str) -> bool:
+        return False
+
+    @property
+    def accepts(self) -> str:
+        return " or ".join(repr(choice) for choice in self.choices)
+
+
+@dataclass(frozen=True)
+class ModelVersion(Choice):
+    """``ipu1``, ``ipu2``, ``ipu21``; names that contain ``ipu:`` select an architecture directly."""
+
+    def _passes_through(self, text: str) -> bool:
+        return "ipu:" in text
+
+
+def _decimal(name: str, text: str) -> int:
+    try:
+        return int(text, 10)
+    except ValueError:
+        raise createPoptorchError(
+            f"The environment variable {name} is {text!r}, which is not a decimal integer. "
+            "Set it to 0 (off) or 1 (on), or unset it."
+        ) from None
+
+
+def integer(name: str, default: int) -> int:
+    """An integer from a variable that the *user* named (``Distributed.setEnvVarNames``); bad text: ``ValueError``.
+
+    >>> integer("NO_SUCH_VARIABLE", 3)
+    3
+    """
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"The environment variable {name} is {text!r}, which is not an integer.") from None
+
+
+_AT_COMPILE = "each compilation"
+_AT_QUERY = "each hardware query and each compilation"
+_AT_OPTIONS = "construction of poptorch.Options"
+
+IPU_MODEL = Flag(
+    "POPTORCH_IPU_MODEL",
+    False,
+    "Run on the IPU Model: the cost model decides on memory and counts cycles. Options.useIpuModel wins.",
+    _AT_QUERY,
+)
+SMALL_IPU_MODEL = Flag(
+    "POPTORCH_SMALL_IPU_MODEL",
+    False,
+    "Run on an IPU Model with four tiles per IPU. Ignored while POPTORCH_IPU_MODEL is on; Options.useIpuModel wins.",
+    _AT_QUERY,
+)
+IPU_MODEL_VERSION = ModelVersion(
+    "POPTORCH_IPU_MODEL_VERSION",
+    "ipu2",
+    "The architecture that the IPU Model describes.",
+    _AT_COMPILE,
+    choices=("ipu1", "ipu2", "ipu21"),
+    phrase="Invalid IPU model version.",
+)
+SYSTEM = Text(
+    "POPTORCH_SYSTEM",
+    None,
+    "The virtual IPU system of this machine: pod64 (default), pod4, bow-pod16, ... or none.",
+    _AT_QUERY,
+)
+WAIT_FOR_IPU = Flag(
+    "POPTORCH_WAIT_FOR_IPU",
+    False,
+    "Wait for a device instead of failing when all suitable ones are taken.",
+    "once per process",
+)
+CACHE_DIR = PathName(
+    "POPTORCH_CACHE_DIR",
+    None,
+    "Same as Options.enableExecutableCaching(path); later calls on the object win.",
+    _AT_OPTIONS,
+)
+DEFAULT_OPTIONS = Text(
+    "POPTORCH_DEFAULT_OPTIONS",
+    None,
+    "JSON text given to Options.from_json for each new Options; later calls on the object win.",
+    _AT_OPTIONS,
+)
+LOG_LEVEL = Text(
+    "POPTORCH_LOG_LEVEL",
+    None,
+    "TRACE, DEBUG, INFO, WARN, ERR or OFF; anything else is a ValueError at import.",
+    "import",
+)
+LOG_DEST = Text(
+    "POPTORCH_LOG_DEST",
+    None,
+    "Where backend log lines go: stderr, stdout or a file name.",
+    "the first backend log line",
+)
+MAX_GRAPH_LEN = Integer(
+    "POPTORCH_MAX_GRAPH_LEN",
+    10,
+    "How many trailing lines of a graph are shown in trace logs; 0 or less shows all.",
+    "once per process",
+)
+EXPORT_PROTO_FILE = PathName(
+    "POPTORCH_EXPORT_PROTO_FILE",
+    None,
+    "Save the compiler's input: a file when it has an extension, else a directory that gets a model.proto.",
+    _AT_COMPILE,
+)
+EXPORT_PROTO_AS_BINARY = Flag(
+    "POPTORCH_EXPORT_PROTO_AS_BINARY",
+    False,
+    "Whether POPTORCH_EXPORT_PROTO_FILE is written in binary form.",
+    "each such export",
+)
+MLIR_DOT_FILE = PathName(
+    "POPTORCH_MLIR_DOT_FILE",
+    None,
+    "Save the graph in Graphviz form.",
+    _AT_COMPILE,
+)
+POPLAR_ENGINE_OPTIONS = Text(
+    "POPLAR_ENGINE_OPTIONS",
+    None,
+    "JSON with engine options; the only variable that wins over code.",
+    "each compilation; Options.enableProfiling looks for the names it sets itself",
+)
+PVTI_OPTIONS = Text(
+    "PVTI_OPTIONS",
+    None,
+    'JSON such as {"enable":"true"}; without it profiling channels do nothing.',
+    "import of poptorch.profiling",
+)
+
+VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variable[str], ...] = (
+    IPU_MODEL,
+    SMALL_IPU_MODEL,
+    IPU_MODEL_VERSION,
+    SYSTEM,
+    WAIT_FOR_IPU,
+    CACHE_DIR,
+    DEFAULT_OPTIONS,
+    LOG_LEVEL,
+    LOG_DEST,
+    MAX_GRAPH_LEN,
+    EXPORT_PROTO_FILE,
+    EXPORT_PROTO_AS_BINARY,
+    MLIR_DOT_FILE,
+    POPLAR_ENGINE_OPTIONS,
+    PVTI_OPTIONS,
+)
+"""Every variable of the package, for the documentation. (``Distributed.setEnvVarNames`` reads what the user names.)"""
+
+WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
+WORLD_RANK = "OMPI_COMM_WORLD_RANK"
+"""The two names that ``Distributed`` uses unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Which IPU Model the environment asks for."""
+
+    enabled: bool
+    small: bool
+
+
+def ipu_model_request() -> ModelRequest:
+    """Resolve the two model variables: the small model counts only while the full one is off.
+
+    >>> ipu_model_request()
+    ModelRequest(enabled=False, small=False)
+    """
+    full, small = IPU_MODEL.read(), SMALL_IPU_MODEL.read()
+    return ModelRequest(enabled=full or small, small=small and not full)
+
+
+def ipu_model_version() -> str:
+    """The architecture name for the IPU Model; the small model takes any name.
+
+    >>> ipu_model_version()
+    'ipu2'
+    """
+    if ipu_model_request().small:
+        return os.environ.get(IPU_MODEL_VERSION.name, IPU_MODEL_VERSION.default)
+    return IPU_MODEL_VERSION.read()

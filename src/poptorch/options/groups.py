@@ -1,0 +1,78 @@
+"""The option groups, ``opts.Training`` and so on, and ``TensorLocationSettings``."""
+
+from __future__ import annotations
+
+from poptorch import environment
+from poptorch.options.containers import OptionContainer
+from poptorch.options.passthrough import _PopartOptions
+from poptorch.options.setters import (
+    DistributedSetters,
+    JitSetters,
+    PrecisionSetters,
+    TensorLocationSetters,
+    TensorLocationSettingsSetters,
+    TrainingSetters,
+)
+from poptorch.options.table import keys_of
+
+
+class _TrainingOptions(TrainingSetters, OptionContainer):
+    """How gradients are accumulated, combined and scaled."""
+
+    _declared = keys_of("Training")
+
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        self._popart = popart_options
+        super().__init__()
+
+
+class _PrecisionOptions(PrecisionSetters, OptionContainer):
+    """Number formats: casting, partials, rounding, floating-point exceptions."""
+
+    _declared = keys_of("Precision")
+
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        self._popart = popart_options
+        super().__init__()
+
+
+class _TensorLocationOptions(TensorLocationSetters, OptionContainer):
+    """Where weights, activations, optimizer state and accumulators live. Starts empty."""
+
+    _declared = keys_of("TensorLocations")
+
+
+class TensorLocationSettings(TensorLocationSettingsSetters, OptionContainer):
+    """Where one kind of tensor lives; what is not set is left to the backend.
+
+    >>> TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(4).toDict()
+    {'onChip': 0, 'minElementsForOffChip': 4}
+    """
+
+    _declared = keys_of("TensorLocationSettings")
+
+
+class _DistributedOptions(DistributedSetters, OptionContainer):
+    """Which of how many processes this one is. Read from the environment of MPI launchers at construction."""
+
+    _declared = keys_of("Distributed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setEnvVarNames(environment.WORLD_SIZE, environment.WORLD_RANK)
+
+    @property
+    def processId(self) -> int:
+        """The ID of this process."""
+        return self.distributed_process_id
+
+    @property
+    def numProcesses(self) -> int:
+        """How many processes there are."""
+        return self.num_distributed_processes
+
+
+class _JitOptions(JitSetters, OptionContainer):
+    """How a model's graph is captured."""
+
+    _declared = keys_of("Jit")

@@ -1,0 +1,29 @@
+"""The progress bar shown while a model is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tqdm import tqdm
+
+_BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+
+
+class CompilationProgressBar:
+    """Called with ``(done, total)`` as compilation advances; the bar closes when both are equal.
+
+    The bar is made at the first call, so that an object which is never called shows nothing.
+    """
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc="Graph compilation", bar_format=_BAR_FORMAT)
+        self._bar.total = total
+        self._bar.n = min(done, total)
+        self._bar.refresh()
+        if done >= total:
+            self._bar.close()
+            self._bar = None
