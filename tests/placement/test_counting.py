@@ -62,7 +62,8 @@ def test_power_of_two_rule(log):
     with pytest.raises(
         Error,
         match=r"The model specifies the use of 3 IPUs.*must reserve a minimum of 4.*"
-        r"because PopTorch must reserve a power of 2 or maximum of 64 IPUs per process.*poptorch\.Options\(\)\.autoRoundNumIPUs\(True\)",
+        r"because PopTorch must reserve a power of 2 or maximum of 64 IPUs per process.*"
+        r"poptorch\.Options\(\)\.autoRoundNumIPUs\(True\)",
     ):
         counting.reserve_ipus(3)
     assert counting.reserve_ipus(3, hardware=False) == 3
