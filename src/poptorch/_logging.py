@@ -187,6 +187,11 @@ class _RepeatFilter(logging.Filter):
 class BackendLogger(logging.Logger):
     """A logger with the extra level ``trace``, for the parts that compile and run programs."""
 
+    def isEnabledFor(self, level: int) -> bool:
+        """Compare with the level itself: the base class caches answers, and clears the cache of registered
+        loggers only."""
+        return level >= self.level and level > self.manager.disable
+
     def trace(self, msg: object, *args: object, **kwargs: Any) -> None:
         """Log ``msg % args`` below ``debug``."""
         if self.isEnabledFor(TRACE):

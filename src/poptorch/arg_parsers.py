@@ -58,7 +58,8 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
     if not isinstance(arg_parser, ICustomArgParser):
         raise createPoptorchError(
             "arg_parser must inherit from ICustomArgParser, got "
-            f"{arg_parser!r} of type {type(arg_parser).__name__}. Derive its class from poptorch.ICustomArgParser and pass an instance."
+            f"{arg_parser!r} of type {type(arg_parser).__name__}. "
+            "Derive its class from poptorch.ICustomArgParser and pass an instance."
         )
     _parsers[arg_data_type] = arg_parser
 

@@ -75,6 +75,7 @@ def log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     text = summary + "\n" + "".join(traceback.format_exception(kind, error, trace))
     if isinstance(error, subprocess.CalledProcessError):
         text += _output_of(error)
+    text = text.rstrip("\n")
     if _logger_stream_is_closed():
         print(text, file=sys.__stderr__)
     else:

@@ -1,0 +1,32 @@
+"""What holds for every test: one thread, no environment of the developer's, log levels put back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before poptorch is imported: the tests decide about these, not the shell that started them.
+_OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST_")
+for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
+    del os.environ[_name]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Interpreters that tests start elsewhere must find the package of this working tree, installed or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).resolve().parent.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+
+@pytest.fixture(autouse=True)
+def _usual_logging() -> Iterator[None]:
+    """Whatever a test does to the loggers ends with it."""
+    from poptorch import _logging
+
+    yield
+    _logging.setLogLevel("WARN")
+    _logging.setPopartLogLevel("WARN")
+    _logging.set_repeat_limit(_logging.DEFAULT_REPEAT_LIMIT)
+    _logging.forget_said()

@@ -1,0 +1,72 @@
+"""What importing the package does to the process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import poptorch
+from poptorch import startup
+
+
+def test_the_version_has_a_build_number() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+-\w+", poptorch.__version__)
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.1", "2.14.0.dev20261101", "3.0.0", "unknown"])
+def test_this_torch_and_newer_ones_are_accepted(version: str) -> None:
+    startup.check_torch(version)
+
+
+@pytest.mark.parametrize("version", ["1.10.0", "2.0.1", "2.12.1+cpu"])
+def test_an_older_torch_is_refused_with_both_versions(version: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(version)) as caught:
+        startup.check_torch(version)
+    assert "2.13" in str(caught.value)
+
+
+def test_fork_safety_is_set_unless_chosen() -> None:
+    code = "import os, poptorch; print(os.environ['RDMAV_FORK_SAFE'])"
+    clean = {name: text for name, text in os.environ.items() if name != "RDMAV_FORK_SAFE"}
+    for chosen, expected in ({}, "1\n"), ({"RDMAV_FORK_SAFE": "0"}, "0\n"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**clean, **chosen}, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == expected
+
+
+def test_sigterm_shows_the_stack_and_still_ends_the_process() -> None:
+    code = "import poptorch, time\ndef busy():\n    print('ready', flush=True)\n    time.sleep(60)\nbusy()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGTERM
+    assert "in busy" in err
+
+
+def test_a_stderr_without_descriptor_is_no_problem() -> None:
+    code = "import sys, io; sys.stderr = io.StringIO(); import poptorch; print('fine')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "fine\n"
+
+
+def test_importing_again_keeps_one_handler_and_one_hook() -> None:
+    startup.prepare_process()
+    startup.prepare_process()
+    assert startup._previous_hook is not startup.log_uncaught
+    assert len(poptorch.logger.handlers) == 1
+
+
+def test_testing_is_not_imported_by_itself() -> None:
+    code = "import sys, poptorch; print('poptorch.testing' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n"
