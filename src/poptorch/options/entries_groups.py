@@ -9,6 +9,7 @@ import torch
 from poptorch import autocasting
 from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from poptorch.options import behaviours as do
+from poptorch.options.containers import OptionContainer
 from poptorch.options.rows import Effect, Key, Option, Parameter, Refusal
 
 _TYPE = "Unexpected type"
@@ -229,7 +230,7 @@ def _location_setter(what: str, key: str, method: str) -> Option:
     return Option(
         group="TensorLocations",
         method=method,
-        parameters=(Parameter("location", "poptorch.options.TensorLocationSettings"),),
+        parameters=(Parameter("location", OptionContainer),),
         keys=(Key(key, type=dict),),
         apply=do.location(key),
         doc=f"Where {what} live. Later changes of ``location`` have no effect.",

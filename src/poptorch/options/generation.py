@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from poptorch._logging import logger
+from poptorch.options.containers import require_type
 from poptorch.options.rows import ABSENT, Key, Option
+
+SETTERS_MODULE = "poptorch.options.setters"
 
 _EFFECT_WORDS = {
     "host": "Effect",
@@ -20,7 +23,11 @@ _EFFECT_WORDS = {
 
 def make_setters(name: str, rows: Iterable[Option]) -> type:
     """A class with one method for each row, and one read-only property for each Python-side key."""
-    body: dict[str, Any] = {"__doc__": f"The setters of ``{name}``, made from the option table.", "__slots__": ()}
+    body: dict[str, Any] = {
+        "__doc__": "Setters made from the option table.",
+        "__module__": SETTERS_MODULE,
+        "__slots__": (),
+    }
     for row in rows:
         body[row.method] = make_setter(row)
         body.update({key.name: _reader(key, row) for key in row.keys if key.store == "python"})
@@ -43,6 +50,7 @@ def make_setter(row: Option) -> Callable[..., Any]:
             _store_as_it_is(self, row, *arguments)
         return self if row.returns_self else None
 
+    setter.__module__ = SETTERS_MODULE
     setter.__name__ = row.method
     setter.__qualname__ = row.qualified_name
     setter.__doc__ = describe(row)
@@ -77,8 +85,6 @@ def _store_as_it_is(owner: Any, row: Option, value: Any) -> None:
 
 
 def _store_on_python_side(owner: Any, key: Key, value: Any) -> None:
-    from poptorch.options.containers import require_type
-
     require_type(key.name, value, key.value_type())
     setattr(owner, f"_{key.name}", value)
 
