@@ -1,0 +1,179 @@
+"""Imports go one way: each room may use the rooms named here and no others.
+
+A room is a module or a package directly under ``poptorch``. Imports inside functions count like any other;
+those under ``if TYPE_CHECKING`` do not, because they do not exist when the program runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src"
+
+# From the bottom up: each of these may use those before it.
+FOUNDATION = (
+    "_version",
+    "_logging",
+    "errors",
+    "enums",
+    "ambient",
+    "environment",
+    "arg_parsers",
+    "hooks",
+    "printing",
+    "testing",
+    "startup",
+)
+
+ALLOWED: dict[str, set[str]] = {
+    **{room: set(FOUNDATION[:place]) for place, room in enumerate(FOUNDATION)},
+    # what programs say about themselves
+    "placement": {*FOUNDATION},
+    "autocasting": {*FOUNDATION},
+    "options": {*FOUNDATION, "placement", "autocasting"},
+    "profiling": {*FOUNDATION, "options"},
+    "ops": {*FOUNDATION, "options", "placement"},
+    "optim": {*FOUNDATION, "options"},
+    "data": {*FOUNDATION, "options", "profiling"},
+    # the road of a program: capture writes the compiler's IR, the runtime knows only executables
+    "compiler": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting"},
+    "capture": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting", "compiler"},
+    "executable": {*FOUNDATION, "options", "compiler"},
+    "runtime": {*FOUNDATION, "options", "profiling", "compiler", "executable"},
+    "ipu_model": {*FOUNDATION, "options", "profiling", "compiler", "executable"},
+    "distributed": {*FOUNDATION, "options", "runtime"},
+    # names that the original's native module offers
+    "poptorch_core": {*FOUNDATION, "options"},
+}
+
+FACADES = {
+    "__init__": "the list of public names",
+    "executor": "ties capture, compiler, executable and runtime together",
+    "experimental": "early names for the executor",
+    "eager": "early names for the executor",
+    "_impl": "private names of the original that libraries use",
+    "_poplar_executor": "private names of the original that libraries use",
+    "_args_parser": "private names of the original that libraries use",
+    "_utils": "private names of the original that libraries use",
+}
+"""Modules above all rooms: they may use any room, and no room may use them."""
+
+USES_PUBLIC_NAMES = {
+    "poptorch.options.config_file": "statements of a configuration file speak of `poptorch`",
+}
+"""Modules that may import `poptorch` itself; from inside the package that is normally a back edge."""
+
+
+class Import(NamedTuple):
+    """One import of something of the package, by one of its modules."""
+
+    importer: str
+    target: str
+    where: str
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def walk_running_code(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            for branch in child.orelse:  # type: ignore[attr-defined]
+                yield from walk_running_code(branch)
+        else:
+            yield child
+            yield from walk_running_code(child)
+
+
+def imports_of(path: Path, module: str | None = None, source: str | None = None) -> list[Import]:
+    module = module or module_name(path)
+    found = []
+    for node in walk_running_code(ast.parse(source or path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *filter(None, [node.module])])
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        where = f"{path.name}:{node.lineno}"
+        found += [Import(module, target, where) for target in targets if target.split(".")[0] == "poptorch"]
+    return found
+
+
+def fault(found: Import) -> str | None:
+    """Why an import is not allowed, or ``None`` when it is."""
+    importer, target = room_of(found.importer), room_of(found.target)
+    if importer in FACADES or importer == target:
+        return None
+    line = f"{found.importer} ({found.where}) imports {found.target}"
+    if importer not in ALLOWED:
+        return f"{line}: '{importer}' is a new room, add it to ALLOWED in {Path(__file__).name}"
+    if target in FACADES or target not in ALLOWED:
+        if found.importer in USES_PUBLIC_NAMES:
+            return None
+        return f"{line}: a room may use no facade and none of the public names, import from the owning room"
+    if target not in ALLOWED[importer]:
+        return f"{line}: '{importer}' may use only {', '.join(sorted(ALLOWED[importer]))}"
+    return None
+
+
+def test_imports_go_one_way() -> None:
+    modules = sorted((SRC / "poptorch").rglob("*.py"))
+    assert modules
+    faults = [reason for path in modules for found in imports_of(path) if (reason := fault(found))]
+    assert not faults, "\n" + "\n".join(faults)
+
+
+def test_every_room_has_a_row() -> None:
+    children = (SRC / "poptorch").iterdir()
+    rooms = {child.stem for child in children if child.suffix == ".py" or (child / "__init__.py").exists()}
+    unknown = rooms - set(ALLOWED) - set(FACADES)
+    assert not unknown, f"say in ALLOWED what {sorted(unknown)} may import"
+
+
+def test_the_rules_themselves_have_no_cycle() -> None:
+    order = tuple(graphlib.TopologicalSorter(ALLOWED).static_order())  # raises CycleError with the cycle
+    assert order.index("errors") < order.index("options") < order.index("runtime")
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("poptorch.runtime.engine", "from poptorch.capture import tracer", "'runtime' may use only"),
+        ("poptorch.capture.tracer", "import poptorch.runtime.engine", "'capture' may use only"),
+        ("poptorch.capture.tracer", "def f():\n    from poptorch import runtime", "'capture' may use only"),
+        ("poptorch.errors", "from . import options", "'errors' may use only"),
+        ("poptorch.optim.sgd", "from poptorch import Options", "public names"),
+        ("poptorch.optim.sgd", "import poptorch", "public names"),
+        ("poptorch.ops.custom", "from poptorch.executor import PoplarExecutor", "facade"),
+        ("poptorch.newroom.a", "from poptorch import errors", "a new room"),
+        ("poptorch.runtime.engine", "from poptorch.executable.format import load", None),
+        ("poptorch.capture.tracer", "if TYPE_CHECKING:\n    from poptorch import runtime", None),
+        ("poptorch.executor", "from poptorch.runtime import engine", None),
+        ("poptorch.options.root", "import torch\nfrom .table import OPTIONS", None),
+    ],
+)
+def test_the_checker_sees_what_it_should(module: str, source: str, expected: str | None) -> None:
+    path = SRC / (module.replace(".", "/") + ".py")
+    (found,) = imports_of(path, module, source) or [Import(module, module, "")]
+    reason = fault(found)
+    assert (reason is None) if expected is None else (reason is not None and expected in reason)
