@@ -1,7 +1,7 @@
 """Which operations run in which floating-point type inside an autocast region.
 
-A :class:`Policy` is four lists of torch functions and ``torch.nn.Module`` classes. ``default`` is the policy that
-``Options.Precision`` starts with.
+A :class:`Policy` is four lists of torch functions and ``torch.nn.Module`` classes. ``default`` is the policy
+that ``Options.Precision`` starts with.
 """
 
 from __future__ import annotations

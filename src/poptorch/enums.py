@@ -92,7 +92,7 @@ class DataLoaderMode(enum.IntEnum):
     Async = 1
     """Ahead of time, in an ``AsynchronousDataAccessor``."""
     AsyncRebatched = 2
-    """As ``Async``, with workers loading small pieces that the accessor joins: fewer leftovers are dropped."""
+    """As ``Async``, with workers loading small pieces that the accessor joins: fewer leftovers."""
 
 
 class SharingStrategy(enum.IntEnum):

@@ -1,7 +1,7 @@
 """The one door through which the package reads environment variables.
 
-Each variable is a typed object with a name, a default and an explanation. Nothing is cached here: ``read()`` looks at
-the process environment each time, and whoever needs "once per process" keeps the answer.
+Each variable is a typed object with a name, a default and an explanation. Nothing is cached here: ``read()``
+looks at the process environment each time, and whoever needs "once per process" keeps the answer.
 
 >>> import os
 >>> os.environ["POPTORCH_IPU_MODEL"] = "1"
@@ -109,7 +109,7 @@ class Choice(Variable[str]):
             return text
         phrase = f"{self.phrase} " if self.phrase else ""
         raise createPoptorchError(
-            f"{phrase}The environment variable {self.name} is {text!r}; set it to {self.accepts}, or unset it."
+            f"{phrase}The environment variable {self.name} is {text!r}; use {self.accepts}, or unset it."
         )
 
     def _passes_through(self, text: str) -> bool:
@@ -139,7 +139,7 @@ def _decimal(name: str, text: str) -> int:
 
 
 def integer(name: str, default: int) -> int:
-    """An integer from a variable that the *user* named (``Distributed.setEnvVarNames``); bad text: ``ValueError``.
+    """An integer from a variable that the *user* named; ``ValueError`` for text that is not one.
 
     >>> integer("NO_SUCH_VARIABLE", 3)
     3
@@ -166,7 +166,7 @@ IPU_MODEL = Flag(
 SMALL_IPU_MODEL = Flag(
     "POPTORCH_SMALL_IPU_MODEL",
     False,
-    "Run on an IPU Model with four tiles per IPU. Ignored while POPTORCH_IPU_MODEL is on; Options.useIpuModel wins.",
+    "As POPTORCH_IPU_MODEL, with four tiles per IPU; ignored while that one is on.",
     _AT_QUERY,
 )
 IPU_MODEL_VERSION = ModelVersion(
@@ -267,7 +267,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     POPLAR_ENGINE_OPTIONS,
     PVTI_OPTIONS,
 )
-"""Every variable of the package, for the documentation. (``Distributed.setEnvVarNames`` reads what the user names.)"""
+"""Every variable of the package, for the documentation."""
 
 WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
 WORLD_RANK = "OMPI_COMM_WORLD_RANK"

@@ -1,6 +1,7 @@
 """The keys that the backend knows: what kind of value each takes, and what it does on virtual IPUs.
 
-Keys of ``Options`` and its groups are here too, because ``Options.toDict`` puts all of them into one dictionary.
+Keys of ``Options`` and its groups are here too, because ``Options.toDict`` puts all of them into one
+dictionary.
 """
 
 from __future__ import annotations
@@ -34,19 +35,31 @@ def _values(name: str, *members: str) -> type[enum.IntEnum]:
     return enum.IntEnum(name, {member: number for number, member in enumerate(members)})  # type: ignore[return-value]
 
 
-_ENUMERATED = {
-    "autoRecomputation": _values("RecomputationType", "None", "Standard", "NormOnly", "Pipeline", "RecomputeAll"),
+_ENUMERATED: dict[str, type[enum.IntEnum]] = {
+    "autoRecomputation": _values(
+        "RecomputationType", "None", "Standard", "NormOnly", "Pipeline", "RecomputeAll"
+    ),
     "syntheticDataMode": _values("SyntheticDataMode", "Off", "Zeros", "RandomNormal", "RandomUniform"),
     "virtualGraphMode": _values("VirtualGraphMode", "Off", "Manual", "Auto", "ExecutionPhases"),
     "mergeVarUpdate": _values("MergeVarUpdateType", "None", "All", "AutoLoose", "AutoTight"),
     "subgraphCopyingStrategy": _values("SubgraphCopyingStrategy", "OnEnterAndExit", "JustInTime"),
     "autodiffSettings.stitchStrategy": _values(
-        "AutodiffStitchStrategy", "RecomputeMinimal", "RecomputeAllNonInputs", "AddFwdOutputs", "SafeAddFwdOutputs"
+        "AutodiffStitchStrategy",
+        "RecomputeMinimal",
+        "RecomputeAllNonInputs",
+        "AddFwdOutputs",
+        "SafeAddFwdOutputs",
     ),
     "accumulateOuterFragmentSettings.schedule": _values(
-        "AccumulateOuterFragmentSchedule", "Scheduler", "Serial", "OverlapCycleOptimized", "OverlapMemoryOptimized"
+        "AccumulateOuterFragmentSchedule",
+        "Scheduler",
+        "Serial",
+        "OverlapCycleOptimized",
+        "OverlapMemoryOptimized",
     ),
-    "batchSerializationSettings.transformContext": _values("BatchSerializationTransformContext", "Fwd", "Bwd"),
+    "batchSerializationSettings.transformContext": _values(
+        "BatchSerializationTransformContext", "Fwd", "Bwd"
+    ),
     "batchSerializationSettings.method": _values(
         "BatchSerializationMethod", "UnrollDynamic", "UnrollStatic", "Loop"
     ),
@@ -63,47 +76,113 @@ _ENUMERATED = {
     ),
 }
 
-_BOOL = """
-    aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnExecutionPhaseChange
-    batchSerializationSettings.concatOnPipelineStageChange batchSerializationSettings.concatOnVirtualGraphChange
-    compileEngine constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
-    disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs enableEngineCaching
-    enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks enableFullyConnectedPass
-    enableGradientAccumulation enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange
-    enableNonStableSoftmax enableOutlining enableOutliningCopyCostPruning enablePipelining
-    enablePrefetchDatastreams enableReplicatedGraphs enableSerializedMatmuls enableStableNorm
-    enableStochasticRounding enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
-    exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync groupNormStridedChannelGrouping
-    instrumentWithHardwareCycleCounter opxAliasChecking opxModifyChecking rearrangeAnchorsOnHost
-    rearrangeStreamsOnHost replicatedCollectivesSettings.mergeAllReduceCollectives
-    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
-    scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions useHostCopyOps
-""".split()
+_BOOL = (
+    "aliasZeroCopy",
+    "automaticLossScalingSettings.enabled",
+    "batchSerializationSettings.concatOnExecutionPhaseChange",
+    "batchSerializationSettings.concatOnPipelineStageChange",
+    "batchSerializationSettings.concatOnVirtualGraphChange",
+    "compileEngine",
+    "constantWeights",
+    "decomposeGradSum",
+    "delayVarUpdates",
+    "disableGradAccumulationTensorStreams",
+    "disableOptimizerStateTensorStreams",
+    "dotOpNames",
+    "enableDistributedReplicatedGraphs",
+    "enableEngineCaching",
+    "enableExplicitIR",
+    "enableExplicitMainLoops",
+    "enableFloatingPointChecks",
+    "enableFullyConnectedPass",
+    "enableGradientAccumulation",
+    "enableInplaceAmbiguityChecking",
+    "enableLoadAndOffloadRNGState",
+    "enableMergeExchange",
+    "enableNonStableSoftmax",
+    "enableOutlining",
+    "enableOutliningCopyCostPruning",
+    "enablePipelining",
+    "enablePrefetchDatastreams",
+    "enableReplicatedGraphs",
+    "enableSerializedMatmuls",
+    "enableStableNorm",
+    "enableStochasticRounding",
+    "enableSupportedDataTypeCasting",
+    "ensureFp32LossScaleTensor",
+    "explicitRecomputation",
+    "exportPoplarComputationGraph",
+    "exportPoplarVertexGraph",
+    "groupHostSync",
+    "groupNormStridedChannelGrouping",
+    "instrumentWithHardwareCycleCounter",
+    "opxAliasChecking",
+    "opxModifyChecking",
+    "rearrangeAnchorsOnHost",
+    "rearrangeStreamsOnHost",
+    "replicatedCollectivesSettings.mergeAllReduceCollectives",
+    "replicatedCollectivesSettings.prepareScheduleForMergingCollectives",
+    "scheduleNonWeightUpdateGradientConsumersEarly",
+    "separateCallOpPdfs",
+    "strictOpVersions",
+    "useHostCopyOps",
+)
 
-_UINT64 = """
-    accumulationFactor automaticLossScalingSettings.updatePeriod batchSerializationSettings.factor
-    compilationProgressTotal defaultBufferingDepth defaultPrefetchBufferingDepth executionPhaseSettings.phases
-    executionPhaseSettings.stages finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor
-    looseThresholdAtPeak mergeVarUpdateMemThreshold numIOTiles swapLimitScheduler
-    transitiveClosureOptimizationThreshold
-""".split()
+_UINT64 = (
+    "accumulationFactor",
+    "automaticLossScalingSettings.updatePeriod",
+    "batchSerializationSettings.factor",
+    "compilationProgressTotal",
+    "defaultBufferingDepth",
+    "defaultPrefetchBufferingDepth",
+    "executionPhaseSettings.phases",
+    "executionPhaseSettings.stages",
+    "finalDotOp",
+    "firstDotOp",
+    "globalReplicaOffset",
+    "globalReplicationFactor",
+    "looseThresholdAtPeak",
+    "mergeVarUpdateMemThreshold",
+    "numIOTiles",
+    "swapLimitScheduler",
+    "transitiveClosureOptimizationThreshold",
+)
 
-_FLOAT = """
-    automaticLossScalingSettings.binEdgeLocation automaticLossScalingSettings.thresholdUpperCountProportion
-    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
-""".split()
+_FLOAT = (
+    "automaticLossScalingSettings.binEdgeLocation",
+    "automaticLossScalingSettings.thresholdUpperCountProportion",
+    "outlineSequenceBreakCost",
+    "outlineThreshold",
+    "timeLimitScheduler",
+)
 
-_STRING = """
-    cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
-    serializedPoprithmsShiftGraphsDir
-""".split()
+_STRING = (
+    "cachePath",
+    "customCodeletCompileFlags",
+    "kahnTieBreaker",
+    "logDir",
+    "partialsTypeMatMuls",
+    "saveInitializersToFile",
+    "serializedPoprithmsShiftGraphsDir",
+)
 
-_LIST = """
-    accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks hardwareInstrumentations
-    updatableNamedBuffers
-""".split()
+_LIST = (
+    "accumulateOuterFragmentSettings.excludedVirtualGraphs",
+    "customCodelets",
+    "dotChecks",
+    "hardwareInstrumentations",
+    "updatableNamedBuffers",
+)
 
-_MAP = "convolutionOptions engineOptions gclOptions lstmOptions matmulOptions reportOptions patterns".split()
+_MAP = (
+    "convolutionOptions",
+    "engineOptions",
+    "gclOptions",
+    "lstmOptions",
+    "matmulOptions",
+    "reportOptions",
+    "patterns",
+)
 
 _EFFECTS: dict[str, tuple[Effect, str]] = {
     "accumulationFactor": ("host", "the number of micro-batches in a weight update"),
@@ -202,8 +281,15 @@ OPTIONS_KEYS: tuple[BackendKey, ...] = (
 
 PROGRESS_KEY = "compilation_progress_bar_fn"
 
-KNOWN_KEYS: dict[tuple[Kind, str], BackendKey] = {(key.kind, key.name): key for key in PASSTHROUGH_KEYS + OPTIONS_KEYS}
+KNOWN_KEYS: dict[tuple[Kind, str], BackendKey] = {
+    (key.kind, key.name): key for key in PASSTHROUGH_KEYS + OPTIONS_KEYS
+}
 """All keys by kind and name; a key exists only for values of its kind."""
 
-POSITIVE_KEYS = ("device_iterations", "gradient_accumulation", "replication_factor", "num_distributed_processes")
+POSITIVE_KEYS = (
+    "device_iterations",
+    "gradient_accumulation",
+    "replication_factor",
+    "num_distributed_processes",
+)
 IPU_VERSIONS = (1, 2, 21)

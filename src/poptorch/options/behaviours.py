@@ -1,7 +1,7 @@
 """The setters that do more than store one value: what they check, and what they store.
 
-Each function takes the option container and the arguments of the call, and is named in the option table. All checks
-come before the first change, so that a refused call leaves nothing half-done.
+Each function takes the option container and the arguments of the call, and is named in the option table. All
+checks come before the first change, so that a refused call leaves nothing half-done.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import torch
 from poptorch import environment
 from poptorch._logging import UNLIMITED_REPEATS, logger
 from poptorch.autocasting import Policy
-from poptorch.enums import CommGroupType, ConnectionType, HalfFloatCastingBehavior, OutputMode, ReductionType, SyncPattern
+from poptorch.enums import (
+    CommGroupType,
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+)
 from poptorch.options.containers import require, require_type
 from poptorch.placement.strategies import ExecutionStrategy
 
@@ -44,7 +51,7 @@ def calls(method: str) -> Callable[..., None]:
     return forward
 
 
-# --- Options: execution shape -----------------------------------------------------------------------------------
+# --- Options: execution shape -------------------------------------------------------------------------------
 
 
 def input_replica_grouping(opts: Any, input_group_size: int, input_group_type: CommGroupType) -> None:
@@ -60,12 +67,12 @@ def input_replica_grouping(opts: Any, input_group_size: int, input_group_type: C
     replicas = opts.replication_factor
     if input_group_size > replicas:
         raise ValueError(
-            f"input_group_size cannot be larger than the replication factor ({input_group_size} > {replicas}). "
+            f"input_group_size cannot be larger than replication_factor ({input_group_size} > {replicas}). "
             "Call replicationFactor first."
         )
     if input_group_size < 1 or replicas % input_group_size:
         raise ValueError(
-            f"input_group_size must be a factor of the replication factor: {input_group_size} does not divide "
+            f"input_group_size must be a factor of replication_factor: {input_group_size} does not divide "
             f"{replicas}. Call replicationFactor first."
         )
     opts.set(input_group_size=input_group_size, input_cgt=input_group_type)
@@ -99,7 +106,7 @@ def _ipu_index(key: str) -> int:
         raise ValueError(f"{key!r} does not end in an IPU number; write 'IPU0', 'IPU1', …") from None
 
 
-# --- Options: outputs -------------------------------------------------------------------------------------------
+# --- Options: outputs ---------------------------------------------------------------------------------------
 
 
 def output_mode(opts: Any, output_mode: OutputMode, output_return_period: int | None) -> None:
@@ -118,7 +125,11 @@ def output_mode(opts: Any, output_mode: OutputMode, output_return_period: int | 
 
 
 def anchor_tensor(
-    opts: Any, short_name: str, long_name: str, output_mode: OutputMode | None, output_return_period: int | None
+    opts: Any,
+    short_name: str,
+    long_name: str,
+    output_mode: OutputMode | None,
+    output_return_period: int | None,
 ) -> None:
     follows_model = output_mode is None
     mode = OutputMode.Default if output_mode is None else output_mode
@@ -127,7 +138,7 @@ def anchor_tensor(
     opts.anchored_tensors[short_name] = [long_name, follows_model, stored_mode, period]
 
 
-# --- Options: devices -------------------------------------------------------------------------------------------
+# --- Options: devices ---------------------------------------------------------------------------------------
 
 
 def connection_type(opts: Any, connection_type: ConnectionType) -> None:
@@ -146,7 +157,7 @@ def use_offline_ipu_target(opts: Any, ipu_version: int) -> None:
     opts.set(connection_type=int(ConnectionType.Never))
 
 
-# --- Options: compiling, caching, profiling ---------------------------------------------------------------------
+# --- Options: compiling, caching, profiling -----------------------------------------------------------------
 
 
 def enable_executable_caching(opts: Any, path: str | None) -> None:
@@ -155,7 +166,7 @@ def enable_executable_caching(opts: Any, path: str | None) -> None:
         return
     require(
         isinstance(path, (str, os.PathLike)),
-        f"enableExecutableCaching expects the path of a directory, or None to switch it off, but got {path!r}",
+        f"enableExecutableCaching expects the path of a directory, or None for no cache, but got {path!r}",
     )
     opts._popart.set("cachePath", os.fspath(path))
     opts._popart.set("enableEngineCaching", True)
@@ -218,7 +229,7 @@ def random_seed(opts: Any, random_seed: int) -> None:
     torch.manual_seed(random_seed)
 
 
-# --- Training ---------------------------------------------------------------------------------------------------
+# --- Training -----------------------------------------------------------------------------------------------
 
 
 def reduction_type(training: Any, reduction_type: ReductionType) -> None:
@@ -235,7 +246,7 @@ def set_convolution_dithering(training: Any, enabled: bool) -> None:
     _add_to_popart_dict(training._popart, "convolutionOptions", {"enableConvDithering": enabled})
 
 
-# --- Precision --------------------------------------------------------------------------------------------------
+# --- Precision ----------------------------------------------------------------------------------------------
 
 
 def autocast_enabled(precision: Any, autocast_enabled: bool) -> None:
@@ -287,7 +298,7 @@ def set_partials_type(precision: Any, dtype: torch.dtype) -> None:
     _add_to_popart_dict(precision._popart, "convolutionOptions", {"partialsType": name})
 
 
-# --- TensorLocations and TensorLocationSettings -----------------------------------------------------------------
+# --- TensorLocations and TensorLocationSettings -------------------------------------------------------------
 
 
 def num_io_tiles(locations: Any, num_tiles: int) -> None:
@@ -322,7 +333,7 @@ def switch(key: str, *, removable: bool = False) -> Callable[..., None]:
     return store
 
 
-# --- Distributed ------------------------------------------------------------------------------------------------
+# --- Distributed --------------------------------------------------------------------------------------------
 
 
 def configure_process_id(distributed: Any, process_id: int, num_processes: int) -> None:
@@ -341,7 +352,7 @@ def set_env_var_names(distributed: Any, var_num_processes: str, var_process_id: 
     configure_process_id(distributed, process_id, num_processes)
 
 
-# --- _Popart ----------------------------------------------------------------------------------------------------
+# --- _Popart ------------------------------------------------------------------------------------------------
 
 
 def popart_set(popart: Any, key: str, value: Any) -> None:
@@ -353,7 +364,9 @@ def popart_set_engine_options(popart: Any, engine_options: dict[str, str]) -> No
 
 
 def popart_set_patterns(popart: Any, patterns: dict[str, bool], level: int) -> None:
-    require(isinstance(patterns, dict), f"setPatterns expects a dictionary of pattern names, but got {patterns!r}")
+    require(
+        isinstance(patterns, dict), f"setPatterns expects a dictionary of pattern names, but got {patterns!r}"
+    )
     require(
         isinstance(level, int) and not isinstance(level, bool),
         f"setPatterns expects a level from 0 to 3, but got {level!r}",

@@ -1,4 +1,4 @@
-"""Settings in a text file: one Python statement on each line, written as if ``options.`` stood in front of it."""
+"""Settings in a text file: a Python statement on each line, as if ``options.`` stood in front of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def _parse(filepath: str) -> list[_Statement]:
     return statements
 
 
-def _described(error: SyntaxError, source: str, kept: int, physical_line: int, filepath: str) -> ConfigFileError:
+def _described(
+    error: SyntaxError, source: str, kept: int, physical_line: int, filepath: str
+) -> ConfigFileError:
     """The message counts lines without blank and comment lines, as programs that parse it expect."""
     name = Path(filepath).name
     if _stops_too_early(error):

@@ -15,7 +15,7 @@ SomeFreezable = TypeVar("SomeFreezable", bound="Freezable")
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ``AssertionError``: the API promises that type, and ``assert`` would vanish under ``python -O``."""
+    """Raise ``AssertionError``: the API promises it, and ``assert`` would vanish under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
@@ -45,7 +45,7 @@ class Freezable:
     _is_frozen: bool = False
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """Raise ``AttributeError`` if the object is read-only; ``option`` is the setting about to be changed."""
+        """Raise ``AttributeError`` if the object is read-only; ``option`` is what is about to change."""
         if self._is_frozen:
             what = f" (while setting {option!r})" if option else ""
             raise AttributeError(
@@ -91,7 +91,11 @@ class OptionContainer(Freezable):
     _values: dict[str, Any]
 
     def __init__(self, **more_defaults: Any) -> None:
-        values = {key.name: copy.deepcopy(key.default) for key in self._declared.values() if key.default is not ABSENT}
+        values = {
+            key.name: copy.deepcopy(key.default)
+            for key in self._declared.values()
+            if key.default is not ABSENT
+        }
         values.update(more_defaults)
         # Last of all: from here on new private attributes are refused.
         self.__dict__["_is_frozen"] = False
@@ -114,7 +118,9 @@ class OptionContainer(Freezable):
         self.set(**{name: value})
 
     def _set_private(self, name: str, value: Any) -> None:
-        is_dunder = name.startswith("__") and name.endswith("__")  # __class__ may be replaced, popdist does it
+        is_dunder = name.startswith("__") and name.endswith(
+            "__"
+        )  # __class__ may be replaced, popdist does it
         under_construction = "_values" not in self.__dict__
         if not (is_dunder or under_construction or name in self.__dict__ or hasattr(type(self), name)):
             raise AttributeError(
@@ -133,10 +139,9 @@ class OptionContainer(Freezable):
         """Store values under keys that exist; each value must have the type of its key."""
         for key, value in kv.items():
             self.checkIsFrozen(key)
-            require(
-                key in self._values,
-                f"Invalid option {key}, valid options are {sorted(self._values)}.{suggestion(key, self._public_names())}",
-            )
+            if key not in self._values:
+                hint = suggestion(key, self._public_names())
+                raise AssertionError(f"Invalid option {key}, valid options are {sorted(self._values)}.{hint}")
             require_type(key, value, self._type_of(key))
             self._values[key] = value
 
@@ -150,7 +155,7 @@ class OptionContainer(Freezable):
 
     def _type_of(self, key: str) -> type:
         declared = self._declared.get(key)
-        return type(self._values[key]) if declared is None else declared.value_type()
+        return type(self._values[key]) if declared is None else declared.type
 
     def exists(self, key: str) -> bool:
         """Whether ``key`` holds a value."""
@@ -172,7 +177,9 @@ class OptionContainer(Freezable):
         return [name for name in (*self._values, *dir(type(self))) if not name.startswith("_")]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values.items())})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values.items())})"
+        )
 
 
 def merge_into(d: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ _EXECUTION_SHAPE = (
         "deviceIterations",
         Parameter("device_iterations", int),
         keys=(Key("device_iterations", 1),),
-        doc="""How many batches the device works through in one call, each with new data. Pipelined inference needs
-        at least as many as there are pipeline stages.""",
+        doc="""How many batches the device works through in one call, each with new data. Pipelined inference
+        needs at least as many as there are pipeline stages.""",
         effect="host",
         effect_note="the engine runs this many steps before it returns to Python.",
         example="4",
@@ -35,8 +35,8 @@ _EXECUTION_SHAPE = (
         "replicationFactor",
         Parameter("replication_factor", int),
         keys=(Key("replication_factor", 1),),
-        doc="""How many copies of the model train or infer side by side, each on its own IPUs with its own share of
-        the data. In a distributed run: the copies of this process.""",
+        doc="""How many copies of the model train or infer side by side, each on its own IPUs with its own
+        share of the data. In a distributed run: the copies of this process.""",
         effect="host",
         effect_note="replicas run in parallel workers of the host and share the memory of equal weights.",
         example="2",
@@ -79,8 +79,8 @@ _EXECUTION_SHAPE = (
         "autoRoundNumIPUs",
         Parameter("auto_round_num_ipus", bool, True),
         keys=(Key("auto_round_num_ipus", False),),
-        doc="""Whether a number of IPUs that is not a power of two is rounded up; the surplus is idle. Without it such
-        a model does not compile.""",
+        doc="""Whether a number of IPUs that is not a power of two is rounded up; the surplus is idle. Without
+        it such a model does not compile.""",
         effect="host",
         effect_note="virtual IPUs are handed out in powers of two, as real ones.",
         example="",
@@ -92,8 +92,8 @@ _EXECUTION_SHAPE = (
         Parameter("available_memory_proportion", dict[str, float]),
         keys=(Key("available_memory_proportion", {}),),
         apply=do.set_available_memory_proportion,
-        doc="""The share (0 to 1) of each IPU's memory that convolutions, matrix products and look-ups may use for
-        temporary data, keyed by ``"IPU0"``, ``"IPU1"``, … Each call replaces all shares.""",
+        doc="""The share (0 to 1) of each IPU's memory that convolutions, matrix products and look-ups may use
+        for temporary data, keyed by ``"IPU0"``, ``"IPU1"``, … Each call replaces all shares.""",
         effect="modelled",
         effect_note="the IPU Model plans temporary memory with it; results do not depend on it.",
         example='{"IPU0": 0.7, "IPU1": 0.2}',
@@ -109,8 +109,9 @@ _EXECUTION_SHAPE = (
         "broadcastBuffers",
         Parameter("broadcast_buffers", bool, True),
         keys=(Key("broadcast_buffers", True),),
-        doc="""Whether buffers are meant to be broadcast from one replica, which is not supported: a replicated model
-        that writes to a buffer then does not compile. ``False`` lets each replica keep its own.""",
+        doc="""Whether buffers are meant to be broadcast from one replica, which is not supported: a
+        replicated model that writes to a buffer then does not compile. ``False`` lets each replica keep its
+        own.""",
         effect="host",
         effect_note="checked when a replicated model is compiled.",
         example="False",
@@ -126,15 +127,19 @@ _OUTPUTS = (
         Parameter("output_return_period", int | None, None),
         keys=(Key("output_mode", int(OutputMode.Default)), Key("output_return_period", 1)),
         apply=do.output_mode,
-        doc="""Which results of a call come back: the last, every N-th (with a period), all, or their sum. The default
-        is all for inference and the last for training.""",
+        doc="""Which results of a call come back: the last, every N-th (with a period), all, or their sum. The
+        default is all for inference and the last for training.""",
         effect="host",
         effect_note="results that are not asked for are not kept.",
         example="poptorch.OutputMode.EveryN, 2",
         stored="1",
         refusals=(
             Refusal((2,), AssertionError),
-            Refusal((OutputMode.EveryN,), AssertionError, "EveryN anchor must have output_return_period set to valid"),
+            Refusal(
+                (OutputMode.EveryN,),
+                AssertionError,
+                "EveryN anchor must have output_return_period set to valid",
+            ),
             Refusal((OutputMode.EveryN, 0), AssertionError, "set to valid positive integer"),
         ),
         since="2.4",
@@ -147,8 +152,9 @@ _OUTPUTS = (
         Parameter("output_return_period", int | None, 1),
         keys=(Key("anchored_tensors", {}),),
         apply=do.anchor_tensor,
-        doc="""Fetch the tensor called ``long_name`` after each run; ``PoplarExecutor.getAnchoredTensor(short_name)``
-        returns it. Without a mode the model's own applies; the period counts only with ``EveryN``.""",
+        doc="""Fetch the tensor called ``long_name`` after each run;
+        ``PoplarExecutor.getAnchoredTensor(short_name)`` returns it. Without a mode the model's own applies;
+        the period counts only with ``EveryN``.""",
         effect="host",
         effect_note="the engine keeps the named tensor and returns it.",
         example='"grad", "Gradient___weight", poptorch.OutputMode.All, 3',
@@ -177,9 +183,9 @@ _DEVICES = (
     _option(
         "useIpuModel",
         Parameter("use_model", bool),
-        keys=(Key("use_model", type=bool),),
-        doc="""True: run on the IPU Model. False: on the IPUs of the system, whatever the environment says. Without
-        this call ``POPTORCH_IPU_MODEL`` and ``POPTORCH_SMALL_IPU_MODEL`` decide.""",
+        keys=(Key("use_model", declared=bool),),
+        doc="""True: run on the IPU Model. False: on the IPUs of the system, whatever the environment says.
+        Without this call ``POPTORCH_IPU_MODEL`` and ``POPTORCH_SMALL_IPU_MODEL`` decide.""",
         effect="host",
         effect_note="the same code runs; the cost model then checks memory and counts cycles.",
         example="True",
@@ -205,7 +211,7 @@ _DEVICES = (
         apply=do.sync_pattern,
         doc="Which IPUs wait for each other when data moves between host and device.",
         effect="modelled",
-        effect_note="changes the timeline of the IPU Model; the host runtime never waits for more than its data.",
+        effect_note="changes the timeline of the IPU Model; the host only ever waits for data.",
         example="poptorch.SyncPattern.SinglePipeline",
         stored="1",
         refusals=(Refusal((1,), AssertionError),),
@@ -213,7 +219,7 @@ _DEVICES = (
     _option(
         "useIpuId",
         Parameter("ipu_id", int),
-        keys=(Key("ipu_id", type=int),),
+        keys=(Key("ipu_id", declared=int),),
         doc="""Use exactly this device, numbered as by ``gc-info``. It needs at least IPUs per replica times
         replication factor IPUs.""",
         effect="host",
@@ -225,7 +231,7 @@ _DEVICES = (
     _option(
         "useOfflineIpuTarget",
         Parameter("ipu_version", int, 2),
-        keys=(Key("ipu_version", type=int),),
+        keys=(Key("ipu_version", declared=int),),
         apply=do.use_offline_ipu_target,
         doc="""Compile without a device, for architecture 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8); also sets the
         connection type to ``Never``. Such a model can be exported, not run.""",
@@ -241,10 +247,13 @@ _COMPILING = (
     _option(
         "enableExecutableCaching",
         Parameter("path", str | None),
-        keys=(Key("cachePath", type=str, store="popart"), Key("enableEngineCaching", type=bool, store="popart")),
+        keys=(
+            Key("cachePath", declared=str, store="popart"),
+            Key("enableEngineCaching", declared=bool, store="popart"),
+        ),
         apply=do.enable_executable_caching,
-        doc="""Keep compiled executables in this directory and use those that are there; ``None`` switches it off.
-        Files are never removed automatically.""",
+        doc="""Keep compiled executables in this directory and use those that are there; ``None`` switches it
+        off. Files are never removed automatically.""",
         effect="host",
         effect_note="the second start of the same program skips compiling.",
         example='"/tmp/cache"',
@@ -265,7 +274,7 @@ _COMPILING = (
     _option(
         "modelName",
         Parameter("name", str),
-        keys=(Key("model_name", type=str),),
+        keys=(Key("model_name", declared=str),),
         doc='The sub-directory for profiles; without it "training" or "inference".',
         effect="host",
         effect_note="names the profile directory.",
@@ -276,14 +285,14 @@ _COMPILING = (
     _option(
         "enableProfiling",
         Parameter("profile_dir", str | None, None),
-        keys=(Key("engineOptions", type=dict, store="popart"),),
+        keys=(Key("engineOptions", declared=dict, store="popart"),),
         apply=do.enable_profiling,
-        doc="""Write a profile of compiling and running into ``profile_dir`` (default: the current directory). Values
-        in the environment variable ``POPLAR_ENGINE_OPTIONS`` win.""",
+        doc="""Write a profile of compiling and running into ``profile_dir`` (default: the current directory).
+        Values in the environment variable ``POPLAR_ENGINE_OPTIONS`` win.""",
         effect="host",
         effect_note="the profile is made by the IPU Model and the host's own trace.",
-        example='"report"',
-        stored="{'debug.allowOutOfMemory': 'true', 'autoReport.directory': 'report', 'autoReport.all': 'true'}",
+        example='"out"',
+        stored="{'debug.allowOutOfMemory': 'true', 'autoReport.directory': 'out', 'autoReport.all': 'true'}",
     ),
     _option(
         "logCycleCount",
@@ -298,7 +307,7 @@ _COMPILING = (
     _option(
         "enableSyntheticData",
         Parameter("enabled", bool),
-        keys=(Key("syntheticDataMode", type=int, store="popart"),),
+        keys=(Key("syntheticDataMode", declared=int, store="popart"),),
         apply=do.enable_synthetic_data,
         doc="Generate normal-distributed inputs on the device instead of transferring any.",
         effect="host",
@@ -309,7 +318,7 @@ _COMPILING = (
     _option(
         "enableStableNorm",
         Parameter("enabled", bool),
-        keys=(Key("enableStableNorm", type=bool, store="popart"),),
+        keys=(Key("enableStableNorm", declared=bool, store="popart"),),
         doc="Use the slower, more accurate form of normalisation layers.",
         effect="modelled",
         effect_note="the IPU Model charges for it; the host always uses the accurate form.",
@@ -331,8 +340,8 @@ _COMPILING = (
         "disableModuleNamescope",
         keys=(Key("module_namescope_enabled", True, store="python"),),
         apply=do.disable_module_namescope,
-        doc="""Do not prefix the names of operations with the path of their ``torch.nn.Module``. Only a new object
-        brings the prefixes back.""",
+        doc="""Do not prefix the names of operations with the path of their ``torch.nn.Module``. Only a new
+        object brings the prefixes back.""",
         effect="host",
         effect_note="changes the names in graphs, profiles and errors.",
         example="",
@@ -343,8 +352,8 @@ _COMPILING = (
         Parameter("excludes", list[str]),
         keys=(Key("source_location_excludes", DEFAULT_LOCATION_EXCLUDES, store="python"),),
         apply=do.source_location_excludes,
-        doc="""Replace the list of file-name parts by which stack frames are skipped when an operation is attributed
-        to a source line.""",
+        doc="""Replace the list of file-name parts by which stack frames are skipped when an operation is
+        attributed to a source line.""",
         effect="host",
         effect_note="changes the source lines in graphs, profiles and errors.",
         example='["site-packages"]',
@@ -379,7 +388,7 @@ _COMPILING = (
         Parameter("max_lines", int | None),
         keys=(Key("max_repeat_logs", 4),),
         apply=do.max_repeat_logs,
-        doc="How often a repetitive backend log line is printed before the rest is dropped; ``None``: always.",
+        doc="How often a repeated backend log line is printed before the rest is dropped; ``None``: always.",
         effect="host",
         effect_note="limits the backend's log.",
         example="10",
@@ -390,7 +399,7 @@ _COMPILING = (
     _option(
         "updatableNamedBuffers",
         Parameter("buffers", list[str]),
-        keys=(Key("updatableNamedBuffers", type=list, store="popart"),),
+        keys=(Key("updatableNamedBuffers", declared=list, store="popart"),),
         apply=do.updatable_named_buffers,
         doc="The buffers that ``PoplarExecutor.copyNamedBuffersToDevice()`` refreshes.",
         effect="host",
@@ -403,7 +412,7 @@ _COMPILING = (
     _option(
         "randomSeed",
         Parameter("random_seed", int),
-        keys=(Key("random_seed", type=int),),
+        keys=(Key("random_seed", declared=int),),
         apply=do.random_seed,
         doc="Seed the random numbers of the device, and torch's own on the host at once.",
         effect="host",
@@ -416,8 +425,8 @@ _COMPILING = (
         "strictCompatibility",
         Parameter("strict", bool, True),
         keys=(Key("strict_compatibility", False, store="python"),),
-        doc="""Refuse what the original could not do (some torch operations, gradients of a host loop, changing list
-        arguments), for people who prepare code for hardware. Not part of the original API.""",
+        doc="""Refuse what the original could not do (some torch operations, gradients of a host loop,
+        changing list arguments), for people who prepare code for hardware. Not part of the original API.""",
         effect="host",
         effect_note="brings the original's refusals back.",
         example="",

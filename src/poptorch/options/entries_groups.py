@@ -9,7 +9,6 @@ import torch
 from poptorch import autocasting
 from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from poptorch.options import behaviours as do
-from poptorch.options.containers import OptionContainer
 from poptorch.options.rows import Effect, Key, Option, Parameter, Refusal
 
 _TYPE = "Unexpected type"
@@ -21,8 +20,9 @@ _TRAINING = (
         method="gradientAccumulation",
         parameters=(Parameter("gradient_accumulation", int),),
         keys=(Key("gradient_accumulation", 1),),
-        doc="""How many micro-batches contribute to one weight update. Pipelined training needs at least as many as
-        there are pipeline stages; inference needs 1. Batch normalisation still sees single micro-batches.""",
+        doc="""How many micro-batches contribute to one weight update. Pipelined training needs at least as
+        many as there are pipeline stages; inference needs 1. Batch normalisation still sees single
+        micro-batches.""",
         effect="host",
         effect_note="the weights are updated once in this many micro-batches.",
         example="8",
@@ -35,15 +35,17 @@ _TRAINING = (
         parameters=(Parameter("reduction_type", ReductionType),),
         keys=(Key("accumulation_and_replication_reduction_type", ReductionType.Mean),),
         apply=do.reduction_type,
-        doc="""Whether gradients are averaged or summed over micro-batches and replicas, whatever the reduction of the
-        loss is.""",
+        doc="""Whether gradients are averaged or summed over micro-batches and replicas, whatever the
+        reduction of the loss is.""",
         effect="host",
         effect_note="decides what the optimizer receives.",
         example="poptorch.ReductionType.Sum",
         stored="<ReductionType.Sum: 0>",
         refusals=(
             Refusal(
-                (ReductionType.NoReduction,), ValueError, "accumulationAndReplicationReductionType must be set to"
+                (ReductionType.NoReduction,),
+                ValueError,
+                "accumulationAndReplicationReductionType must be set to",
             ),
             Refusal((1,), ValueError, "accumulationAndReplicationReductionType must be set to"),
         ),
@@ -53,8 +55,8 @@ _TRAINING = (
         method="setMeanAccumulationAndReplicationReductionStrategy",
         parameters=(Parameter("mean_reduction_strategy", MeanReductionStrategy),),
         keys=(Key("meanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy.Post),),
-        doc="""When the division of a mean takes place. An optimizer that accumulates in float16 overrides it with
-        ``Running``.""",
+        doc="""When the division of a mean takes place. An optimizer that accumulates in float16 overrides it
+        with ``Running``.""",
         effect="host",
         effect_note="changes the order of the arithmetic, and with float16 what overflows.",
         example="poptorch.MeanReductionStrategy.Running",
@@ -65,7 +67,7 @@ _TRAINING = (
         group="Training",
         method="setAutomaticLossScaling",
         parameters=(_ENABLED,),
-        keys=(Key("automaticLossScalingSettings.enabled", type=bool, store="popart"),),
+        keys=(Key("automaticLossScalingSettings.enabled", declared=bool, store="popart"),),
         doc="Let the loss scale follow the size of the gradients; it becomes a variable of the optimizer.",
         effect="host",
         effect_note="the loss scale is adapted while training.",
@@ -76,9 +78,9 @@ _TRAINING = (
         group="Training",
         method="setConvolutionDithering",
         parameters=(_ENABLED,),
-        keys=(Key("convolutionOptions", type=dict, store="popart"),),
+        keys=(Key("convolutionOptions", declared=dict, store="popart"),),
         apply=do.set_convolution_dithering,
-        doc="Spread convolutions over the tiles from different starting points, for a better balance of memory.",
+        doc="Spread convolutions over the tiles from different starting points, to balance memory.",
         effect="modelled",
         effect_note="the IPU Model lays convolutions out accordingly; results do not depend on it.",
         example="True",
@@ -157,7 +159,7 @@ _PRECISION = (
         parameters=(Parameter("value", bool),),
         keys=(Key("running_statistics_always_float", True),),
         apply=do.running_statistics_always_float,
-        doc="Whether batch normalisation keeps its running mean and variance in float32 whatever its input type.",
+        doc="Whether batch normalisation keeps its running statistics in float32 whatever its input type.",
         effect="host",
         effect_note="decides the type of the running statistics.",
         example="False",
@@ -184,9 +186,9 @@ _PRECISION = (
         group="Precision",
         method="enableFloatingPointExceptions",
         parameters=(_ENABLED,),
-        keys=(Key("enableFloatingPointChecks", type=bool, store="popart"),),
+        keys=(Key("enableFloatingPointChecks", declared=bool, store="popart"),),
         apply=do.enable_floating_point_exceptions,
-        doc="Raise an error at run time for a division by zero, an overflow, or an operation without a result.",
+        doc="Raise an error at run time for a division by zero, an overflow, or an invalid operation.",
         effect="host",
         effect_note="results are checked after each operation.",
         example="True",
@@ -197,7 +199,7 @@ _PRECISION = (
         group="Precision",
         method="enableStochasticRounding",
         parameters=(_ENABLED,),
-        keys=(Key("enableStochasticRounding", type=bool, store="popart"),),
+        keys=(Key("enableStochasticRounding", declared=bool, store="popart"),),
         doc="Round float16 results up or down at random, so that the expectation is the exact value.",
         effect="host",
         effect_note="float16 results are rounded at random.",
@@ -209,11 +211,11 @@ _PRECISION = (
         method="setPartialsType",
         parameters=(Parameter("dtype", torch.dtype),),
         keys=(
-            Key("partialsTypeMatMuls", type=str, store="popart"),
-            Key("convolutionOptions", type=dict, store="popart"),
+            Key("partialsTypeMatMuls", declared=str, store="popart"),
+            Key("convolutionOptions", declared=dict, store="popart"),
         ),
         apply=do.set_partials_type,
-        doc="The type of intermediate sums in matrix products and convolutions: ``torch.float`` or ``torch.half``.",
+        doc="The type of partial sums in matrix products and convolutions: ``torch.float`` or ``torch.half``.",
         effect="modelled",
         effect_note="the IPU Model counts cycles and memory with it; the host always sums in float32.",
         example="torch.half",
@@ -230,8 +232,8 @@ def _location_setter(what: str, key: str, method: str) -> Option:
     return Option(
         group="TensorLocations",
         method=method,
-        parameters=(Parameter("location", OptionContainer),),
-        keys=(Key(key, type=dict),),
+        parameters=(Parameter("location", "poptorch.options.groups.TensorLocationSettings"),),
+        keys=(Key(key, declared=dict),),
         apply=do.location(key),
         doc=f"Where {what} live. Later changes of ``location`` have no effect.",
         effect="modelled",
@@ -247,18 +249,19 @@ _TENSOR_LOCATIONS = (
         group="TensorLocations",
         method="numIOTiles",
         parameters=(Parameter("num_tiles", int),),
-        keys=(Key("numIOTiles", type=int),),
+        keys=(Key("numIOTiles", declared=int),),
         apply=do.num_io_tiles,
         doc="How many tiles of each IPU are set aside for input and output: an even number from 32 to 192.",
         effect="modelled",
         effect_note="the IPU Model takes them from the computing tiles; overlapped I/O requires them.",
         example="64",
         stored="64",
-        refusals=tuple(
-            Refusal((wrong,), AssertionError, "numIOTiles must be an even number between 32 and 192.")
-            for wrong in (10, 193, 33, 194)
-        )
-        + (Refusal(("64",), AssertionError),),
+        refusals=(
+            Refusal((10,), AssertionError, "numIOTiles must be an even number between 32 and 192."),
+            Refusal((193,), AssertionError, "numIOTiles must be an even number between 32 and 192."),
+            Refusal((33,), AssertionError, "numIOTiles must be an even number between 32 and 192."),
+            Refusal(("64",), AssertionError),
+        ),
     ),
     _location_setter("activations", "location_activation", "setActivationLocation"),
     _location_setter("weights", "location_weight", "setWeightLocation"),
@@ -272,7 +275,7 @@ def _threshold(method: str, doc: str) -> Option:
         group="TensorLocationSettings",
         method=method,
         parameters=(Parameter("min_elements", int),),
-        keys=(Key(method, type=int),),
+        keys=(Key(method, declared=int),),
         doc=doc,
         effect="modelled",
         effect_note="used where the IPU Model places tensors.",
@@ -282,12 +285,14 @@ def _threshold(method: str, doc: str) -> Option:
     )
 
 
-def _switch(method: str, key: str, doc: str, *, effect: Effect = "modelled", removable: bool = False) -> Option:
+def _switch(
+    method: str, key: str, doc: str, *, effect: Effect = "modelled", removable: bool = False
+) -> Option:
     return Option(
         group="TensorLocationSettings",
         method=method,
         parameters=(Parameter("use", bool | None if removable else bool, True),),
-        keys=(Key(key, type=int),),
+        keys=(Key(key, declared=int),),
         apply=do.switch(key, removable=removable),
         doc=doc,
         effect=effect,
@@ -312,7 +317,11 @@ _LOCATION_SETTINGS = (
         removable=True,
     ),
     _switch(_SHARDING, _SHARDING, "Whether the tensor is split over the replicas."),
-    _switch("useIOTilesToLoad", "useIOTilesToLoad", "Whether I/O tiles load the tensor instead of computing tiles."),
+    _switch(
+        "useIOTilesToLoad",
+        "useIOTilesToLoad",
+        "Whether I/O tiles load the tensor instead of computing tiles.",
+    ),
     _switch("useIOTilesToStore", "useIOTilesToStore", "Whether a sharded tensor is kept on I/O tiles."),
 )
 
@@ -320,7 +329,11 @@ _DISTRIBUTED = (
     Option(
         group="Distributed",
         method="disable",
-        keys=(Key("num_distributed_processes", 1), Key("distributed_process_id", 0), Key("ipuof_configs", {})),
+        keys=(
+            Key("num_distributed_processes", 1),
+            Key("distributed_process_id", 0),
+            Key("ipuof_configs", {}),
+        ),
         apply=do.disable_distributed,
         doc="Be the only process, whatever the environment says.",
         effect="host",
@@ -334,8 +347,8 @@ _DISTRIBUTED = (
         parameters=(Parameter("var_num_processes", str), Parameter("var_process_id", str)),
         keys=(Key("num_distributed_processes", 1), Key("distributed_process_id", 0)),
         apply=do.set_env_var_names,
-        doc="""Take the number of processes and the ID of this one from two environment variables, now; those that are
-        not set count as 1 and 0.""",
+        doc="""Take the number of processes and the ID of this one from two environment variables, now; those
+        that are not set count as 1 and 0.""",
         effect="host",
         effect_note="gives this process its place in a distributed run.",
         example='"MY_WORLD_SIZE", "MY_RANK"',
@@ -362,8 +375,8 @@ _JIT = (
         method="traceModel",
         parameters=(Parameter("trace_model", bool),),
         keys=(Key("trace_model", True),),
-        doc="""True: types follow the rules of the tracing front end. False: those of the dispatcher, that is exactly
-        PyTorch's. Both capture the model in the same way here.""",
+        doc="""True: types follow the rules of the tracing front end. False: those of the dispatcher, that is
+        exactly PyTorch's. Both capture the model in the same way here.""",
         effect="host",
         effect_note="decides the types of operations that mix float16 and float32.",
         example="False",
@@ -383,8 +396,8 @@ _PASSTHROUGH = (
         Parameter("key", str),
         Parameter("value", Any),
         apply=do.popart_set,
-        doc="""Store ``value`` for the backend under ``key``. Nothing is checked before a model is compiled; values
-        are bool, int, float, str, or lists, sets and dictionaries of these.""",
+        doc="""Store ``value`` for the backend under ``key``. Nothing is checked before a model is compiled;
+        values are bool, int, float, str, or lists, sets and dictionaries of these.""",
         effect="host",
         effect_note="depends on the key, see the table of backend keys.",
         example='"autoRecomputation", 3',
@@ -393,11 +406,11 @@ _PASSTHROUGH = (
     _popart(
         "setEngineOptions",
         Parameter("engine_options", dict[str, str]),
-        keys=(Key("engineOptions", type=dict, store="popart"),),
+        keys=(Key("engineOptions", declared=dict, store="popart"),),
         apply=do.popart_set_engine_options,
         doc="Options of the engine by name; replaces earlier ones.",
         effect="host",
-        effect_note="depends on the entry: memory checks and reports are honoured, layout hints are not needed.",
+        effect_note="depends on the entry: memory checks and reports are honoured, layout hints not needed.",
         example='{"debug.allowOutOfMemory": "true"}',
         stored="{'debug.allowOutOfMemory': 'true'}",
     ),
@@ -405,10 +418,13 @@ _PASSTHROUGH = (
         "setPatterns",
         Parameter("patterns", dict[str, bool]),
         Parameter("level", int, 2),
-        keys=(Key("patterns", type=dict, store="popart"), Key("patterns_level", type=int, store="popart")),
+        keys=(
+            Key("patterns", declared=dict, store="popart"),
+            Key("patterns_level", declared=int, store="popart"),
+        ),
         apply=do.popart_set_patterns,
-        doc="""Switch rewrite patterns of the compiler on or off, on top of level 0 (none), 1 (mandatory), 2 (default)
-        or 3 (all).""",
+        doc="""Switch rewrite patterns of the compiler on or off, on top of level 0 (none), 1 (mandatory), 2
+        (default) or 3 (all).""",
         effect="none",
         effect_note="the patterns belong to the original's compiler; the values are checked and kept.",
         example='{"PadSum": True}, 0',

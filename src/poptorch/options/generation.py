@@ -85,7 +85,7 @@ def _store_as_it_is(owner: Any, row: Option, value: Any) -> None:
 
 
 def _store_on_python_side(owner: Any, key: Key, value: Any) -> None:
-    require_type(key.name, value, key.value_type())
+    require_type(key.name, value, key.type)
     setattr(owner, f"_{key.name}", value)
 
 

@@ -26,7 +26,9 @@ def _parse(text: str, origin: str | None) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise json.JSONDecodeError(f"{prefix}{error.msg}", error.doc, error.pos) from None
     if not isinstance(parsed, dict):
-        raise ValueError(f'{prefix}expected a JSON object such as {{"deviceIterations": 4}}, but got {text!r}')
+        raise ValueError(
+            f'{prefix}expected a JSON object such as {{"deviceIterations": 4}}, but got {text!r}'
+        )
     return parsed
 
 
@@ -34,19 +36,23 @@ def _resolve(options: Any, path: str) -> Callable[..., Any]:
     found = options
     for name in path.split("."):
         if name.startswith("__") or not hasattr(found, name):
-            raise AttributeError(f"Invalid attribute {name}. {path!r} is not a setter of Options.{_near(found, name)}")
+            raise AttributeError(
+                f"Invalid attribute {name}. {path!r} is not a setter of Options.{_near(found, name)}"
+            )
         found = getattr(found, name)
     if not callable(found) or hasattr(found, "checkIsFrozen"):
         raise AttributeError(
-            f"Invalid attribute {path}. It is not a setter; write the name of one, with its argument as the value."
+            f"Invalid attribute {path}. It is not a setter; name one, with its argument as the value."
             f"{_near(options, path)}"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _near(owner: Any, name: str) -> str:
-    methods = [known for known in dir(type(owner)) if not known.startswith("_") and callable(getattr(type(owner), known))]
-    return suggestion(name, methods)
+    kind = type(owner)
+    return suggestion(
+        name, (known for known in dir(kind) if known[0] != "_" and callable(getattr(kind, known)))
+    )
 
 
 def _with_enums(value: Any) -> Any:

@@ -13,11 +13,17 @@ class _PopartOptions(PopartSetters, Freezable):
 
     >>> popart = _PopartOptions()
     >>> popart.set("enableStableNorm", True)
-    _PopartOptions(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False, enableStableNorm=True)
+    _PopartOptions(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False,
+    enableStableNorm=True)
     """
 
     def __init__(self) -> None:
-        self.options: dict[str, Any] = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
+        self.options: dict[str, Any] = {
+            "instrumentWithHardwareCycleCounter": False,
+            "rearrangeAnchorsOnHost": False,
+        }
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
+        )

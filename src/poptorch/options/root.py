@@ -31,8 +31,8 @@ _GROUP_PROPERTIES = ("Distributed", "Jit", "Precision", "TensorLocations", "Trai
 class Options(OptionsSetters, OptionContainer):
     """All settings of one model: how it is laid out, run, compiled and observed.
 
-    Setters return the object, so that calls can be chained. Passing the object to a model or a data loader makes it
-    read-only; :meth:`clone` gives a copy that can be changed.
+    Setters return the object, so that calls can be chained. Passing the object to a model or a data loader
+    makes it read-only; :meth:`clone` gives a copy that can be changed.
 
     >>> opts = Options().deviceIterations(4).replicationFactor(2)
     >>> opts.device_iterations
@@ -64,7 +64,7 @@ class Options(OptionsSetters, OptionContainer):
         if defaults is not None:
             json_settings.apply(self, defaults, origin=environment.DEFAULT_OPTIONS.name)
 
-    # --- groups -------------------------------------------------------------------------------------------------
+    # --- groups ---------------------------------------------------------------------------------------------
 
     @property
     def Training(self) -> _TrainingOptions:
@@ -102,7 +102,7 @@ class Options(OptionsSetters, OptionContainer):
         logger.warning("[Deprecated] Options.Popart comes from an earlier release: use Options._Popart.")
         return self._popart
 
-    # --- questions ----------------------------------------------------------------------------------------------
+    # --- questions ------------------------------------------------------------------------------------------
 
     def defaultOutputMode(self) -> bool:
         """Whether the output mode is still to be chosen by the kind of model.
@@ -116,16 +116,18 @@ class Options(OptionsSetters, OptionContainer):
 
     def defaultAnchorMode(self) -> bool:
         """Deprecated: use :meth:`defaultOutputMode`."""
-        logger.warning("[Deprecated] Options.defaultAnchorMode comes from an earlier release: use defaultOutputMode.")
+        logger.warning(
+            "[Deprecated] Options.defaultAnchorMode comes from an earlier release: use defaultOutputMode."
+        )
         return self.defaultOutputMode()
 
-    # --- files --------------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------------
 
     def loadFromFile(self, filepath: str) -> Self:
-        """Apply the settings in a text file: one call or assignment on each line, written without ``options.``.
+        """Apply the settings in a text file: a call or assignment on each line, without ``options.``.
 
-        Blank lines and lines that start with ``#`` are skipped. The file is executed as Python code with the names
-        ``poptorch`` and ``options``: only load files that you trust. A line that is not Python raises
+        Blank lines and lines that start with ``#`` are skipped. The file is executed as Python code with the
+        names ``poptorch`` and ``options``: only load files that you trust. A line that is not Python raises
         ``ConfigFileError`` before anything is applied.
 
         >>> import pathlib, tempfile
@@ -147,7 +149,7 @@ class Options(OptionsSetters, OptionContainer):
         json_settings.apply(self, string)
         return self
 
-    # --- copies and conversions ---------------------------------------------------------------------------------
+    # --- copies and conversions -----------------------------------------------------------------------------
 
     def clone(self) -> Self:
         """An independent copy that can be changed, even if this object is read-only.
@@ -167,13 +169,14 @@ class Options(OptionsSetters, OptionContainer):
         """
         require(
             not self.defaultOutputMode(),
-            "An output mode must be picked before serialisation: call outputMode(...) with another mode than Default",
+            "An output mode must be picked before serialisation: call outputMode with another than Default",
         )
         merged: dict[str, Any] = {}
         merge_into(merged, self._execution_strategy.backendOptions())
         merge_into(merged, self._popart.options)
-        for container in (super(), self._training, self._distributed, self._tensor_locations):
-            container.update(merged)
+        merge_into(merged, self._values)
+        for group in (self._training, self._distributed, self._tensor_locations):
+            group.update(merged)
         if self._show_compilation_progress_bar:
             merge_into(merged, {"compilation_progress_bar_fn": CompilationProgressBar()})
         return merged

@@ -43,21 +43,23 @@ class Parameter:
 class Key:
     """One place where a setter keeps a value.
 
-    ``store`` says where: in the ``container`` itself (also readable as an attribute, and part of ``toDict``), in the
-    pass-through ``popart`` dictionary, or on the ``python`` side only (a read-only property, never in ``toDict``).
+    ``store`` says where: in the ``container`` itself (also readable as an attribute, and part of ``toDict``),
+    in the pass-through ``popart`` dictionary, or on the ``python`` side only (a read-only property, never in
+    ``toDict``).
     """
 
     name: str
     default: Any = ABSENT
-    type: type | None = None
+    declared: type | None = None
     """The type that values must have; taken from the default when it has one."""
     store: Store = "container"
 
-    def value_type(self) -> type:
+    @property
+    def type(self) -> type:
         """What values of this key must be instances of."""
-        if self.type is not None:
-            return self.type
-        return object if self.default is ABSENT else type(self.default)
+        if self.declared is not None:
+            return self.declared
+        return object if self.default is ABSENT else self.default.__class__
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Option:
     """What the first key then holds, as source text."""
 
     apply: Callable[..., None] | None = None
-    """Checks the arguments and stores them; without it the single argument goes to the single key as it is."""
+    """Checks and stores the arguments; without it the only argument goes to the only key as it is."""
     refusals: tuple[Refusal, ...] = ()
     since: str | None = None
     until: str | None = None
@@ -117,14 +119,20 @@ class Option:
     @property
     def qualified_name(self) -> str:
         """How the setter is reached: ``Options.Training.gradientAccumulation``."""
-        prefix = self.group if self.group in ("Options", "TensorLocationSettings") else f"Options.{self.group}"
+        prefix = (
+            self.group if self.group in ("Options", "TensorLocationSettings") else f"Options.{self.group}"
+        )
         return f"{prefix}.{self.method}"
 
     def signature(self) -> inspect.Signature:
         """The setter's signature, ``self`` included."""
         own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         for parameter in self.parameters:
-            kind = inspect.Parameter.VAR_POSITIONAL if parameter.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            kind = (
+                inspect.Parameter.VAR_POSITIONAL
+                if parameter.variadic
+                else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            )
             own.append(
                 inspect.Parameter(
                     parameter.name, kind, default=parameter.default, annotation=parameter.annotation

@@ -1,4 +1,4 @@
-"""The classes that carry the generated setters. ``setters.pyi`` next to this file describes them to type checkers."""
+"""The classes that carry the generated setters; ``setters.pyi`` describes them to type checkers."""
 
 from poptorch.options.generation import make_setters
 from poptorch.options.table import rows_of
@@ -10,4 +10,6 @@ TensorLocationSetters = make_setters("TensorLocationSetters", rows_of("TensorLoc
 DistributedSetters = make_setters("DistributedSetters", rows_of("Distributed"))
 JitSetters = make_setters("JitSetters", rows_of("Jit"))
 PopartSetters = make_setters("PopartSetters", rows_of("_Popart"))
-TensorLocationSettingsSetters = make_setters("TensorLocationSettingsSetters", rows_of("TensorLocationSettings"))
+TensorLocationSettingsSetters = make_setters(
+    "TensorLocationSettingsSetters", rows_of("TensorLocationSettings")
+)

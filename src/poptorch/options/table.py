@@ -17,7 +17,7 @@ OPTIONS: tuple[Option, ...] = GENERAL + GROUPS
 
 
 def rows_of(group: str) -> list[Option]:
-    """The rows of one group: ``"Options"``, ``"Training"``, …, ``"_Popart"``, ``"TensorLocationSettings"``."""
+    """The rows of one group: ``"Options"``, ``"Training"``, …, ``"TensorLocationSettings"``."""
     return [row for row in OPTIONS if row.group == group]
 
 
