@@ -115,14 +115,15 @@ def test_unknown_block_is_named():
         capture(lambda: poptorch.Block.start("typo"), strategy=PipelinedExecution(Stage("a")))
 
 
-@pytest.mark.parametrize("ipu_id", [-1, "1", 0.5])
+@pytest.mark.parametrize("ipu_id", [-1, "one", "-1", 0.5])
 def test_ipu_must_be_an_index(ipu_id):
     with pytest.raises(poptorch.Error, match="Block 'a' asks for ipu_id="):
         capture(lambda: poptorch.Block.start("a", ipu_id))
 
 
-def test_numpy_integers_are_indices():
-    context = capture(lambda: poptorch.Block.start("a", numpy.int64(3)))
+@pytest.mark.parametrize("ipu_id", [numpy.int64(3), f"{1 + 2}"])
+def test_indices_may_be_computed(ipu_id):
+    context = capture(lambda: poptorch.Block.start("a", ipu_id))
     assert context.placement == Placement(3, 0, 3, "a")
     assert type(context.placement.ipu) is int
 

@@ -78,12 +78,12 @@ class BlockMark:
 
 
 def _checked_ipu(ipu_id: Any, block_id: Hashable) -> int | None:
-    """The index as a plain integer (NumPy's will do, too); anything that is no index is refused."""
+    """The index as a plain integer: NumPy's and computed strings such as ``f"{n}"`` will do, too."""
     if ipu_id is None:
         return None
     try:
-        index = operator.index(ipu_id)
-    except TypeError:
+        index = int(ipu_id) if isinstance(ipu_id, str) else operator.index(ipu_id)
+    except (TypeError, ValueError):
         index = -1
     if index < 0:
         raise createPoptorchError(
