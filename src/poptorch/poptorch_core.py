@@ -14,6 +14,7 @@ from poptorch.errors import (
     recoverable_error,
     unrecoverable_error,
 )
+from poptorch.options.backend import validate_options
 
 __all__ = [
     "Error",
@@ -68,6 +69,4 @@ def _test_error(error_type: TestErrorType) -> Error:
 
 def _validateOptions(options: dict[str, Any]) -> None:
     """Check a dictionary made by ``Options.toDict`` as a compilation would."""
-    from poptorch.options.backend import validate_options
-
     validate_options(options)

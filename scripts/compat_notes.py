@@ -1,0 +1,91 @@
+"""Where this package deliberately differs from the original, as data for docs/compatibility.md.
+
+One entry each: what it is about, what the original does, what happens here. An entry belongs here when a
+program could notice the difference; options that only the cost model sees are described by the option table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Note(NamedTuple):
+    """One recorded difference."""
+
+    topic: str
+    original: str
+    here: str
+
+
+NOTES: tuple[Note, ...] = (
+    Note(
+        "torch version",
+        "Each release demands one version of torch and refuses all others at import.",
+        "torch 2.13 or newer; an older one is refused with an `AssertionError` that names both versions.",
+    ),
+    Note(
+        "`__version__`",
+        "The SDK's version and build.",
+        "The newest API level understood here and our own build number, `3.4.0-1`.",
+    ),
+    Note(
+        "hardware",
+        "Queries and runs need real IPUs.",
+        "Virtual IPUs: a Pod64 of Mk2, unless `POPTORCH_SYSTEM` names another system or `none`.",
+    ),
+    Note(
+        "default log level",
+        "Documented as INFO, in fact WARN.",
+        "WARN.",
+    ),
+    Note(
+        "`POPTORCH_LOG_DEST=stdout`",
+        "Crashes.",
+        "Backend lines go to standard output.",
+    ),
+    Note(
+        "backend log level",
+        "Belongs to a thread; new threads start from the environment variable.",
+        "Belongs to the process.",
+    ),
+    Note(
+        "repeated log lines",
+        "`maxRepeatLogs` caps repetitive lines.",
+        "The cap counts identical backend lines that follow each other; another line starts the count anew.",
+    ),
+    Note(
+        "attributes of errors",
+        "Stored on the exception class, so that an older instance shows the newest values.",
+        "Stored on the instance.",
+    ),
+    Note(
+        "uncaught exceptions",
+        "`sys.excepthook` is replaced.",
+        "Replaced too, and a hook that another library installed before is still called.",
+    ),
+    Note(
+        "`poptorch.print`",
+        "Fails in 2.6; later prints a module twice.",
+        "Prints `module_repr` once.",
+    ),
+    Note(
+        "`poptorch.testing.allclose`",
+        "Undefined for anything but tensors, tuples and lists; tensors of different shapes may broadcast.",
+        "`TypeError` for other types; different shapes are not close.",
+    ),
+    Note(
+        "`poptorch.profiling.Channel`",
+        "Writes to the `libpvti` trace, which must be installed.",
+        "Needs no library: with `PVTI_OPTIONS` set, spans are kept in memory as `Channel.records`.",
+    ),
+    Note(
+        "`hasMLIRSupportOnPlatform`",
+        "Depends on the build.",
+        "Always true: models are captured by dispatch.",
+    ),
+    Note(
+        "`ipuHardwareVersion() == -1`",
+        "For hardware whose architecture name is not understood.",
+        "Does not occur: an unknown `POPTORCH_SYSTEM` is an error that lists the known ones.",
+    ),
+)
