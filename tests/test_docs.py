@@ -11,6 +11,7 @@ from mktestdocs import check_md_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -27,7 +28,7 @@ def test_the_compatibility_page_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program", sorted((ROOT / "examples").glob("*.py")), ids=lambda program: program.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_an_example_runs(program: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False

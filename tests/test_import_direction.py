@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {*FOUNDATION, "options", "placement"},
     "optim": {*FOUNDATION, "options"},
     "data": {*FOUNDATION, "options", "profiling"},
+    "instrumentation": {*FOUNDATION},
     # the road of a program: capture writes the compiler's IR, the runtime knows only executables
     "compiler": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting"},
     "capture": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting", "compiler"},
