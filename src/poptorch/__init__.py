@@ -62,6 +62,7 @@ from poptorch.placement import (
 # ops
 
 # optimizers
+from poptorch import optim
 
 # data
 
