@@ -65,6 +65,7 @@ from poptorch.placement import (
 from poptorch import optim
 
 # data
+from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # executor
 
