@@ -9,7 +9,6 @@ poptorch.errors.Error: ... Unknown bool option enableStabelNorm. Did you mean 'e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -167,10 +166,10 @@ def as_text(value: Any) -> str:
 
 def _validate_memory_shares(shares: Mapping[Any, Any]) -> None:
     for ipu, share in shares.items():
-        valid = isinstance(share, (int, float)) and math.isfinite(share) and 0 <= share <= 1
-        if not valid:
+        if not isinstance(share, (int, float)) or not 0 <= share <= 1 or ipu < 0:  # also refuses NaN
             raise backend_error(
-                f"The available memory proportion of IPU{ipu} is {share}; it must lie between 0 and 1. "
+                f"The available memory proportion of IPU{ipu} is {share}; IPUs are numbered from 0 and "
+                "proportions lie between 0 and 1. "
                 "See Options.setAvailableMemoryProportion."
             )
 

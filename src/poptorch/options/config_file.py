@@ -40,7 +40,7 @@ def load(options: Any, filepath: str) -> None:
 
 def _parse(filepath: str) -> list[_Statement]:
     statements: list[_Statement] = []
-    lines = Path(filepath).read_text(encoding="utf-8").splitlines()
+    lines = Path(filepath).read_text(encoding="utf-8").split("\n")
     for physical_line, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):

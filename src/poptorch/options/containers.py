@@ -26,9 +26,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     >>> suggestion("deviceIteration", ["deviceIterations", "logDir"])
     " Did you mean 'deviceIterations'?"
     """
-    folded = {candidate.lower().replace("_", ""): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower().replace("_", ""), folded, n=1, cutoff=0.75)
-    return f" Did you mean {folded[close[0]]!r}?" if close else ""
+    candidates = [candidate for candidate in dict.fromkeys(known) if candidate != name]
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.8)
+    if not close:  # snake_case and camelCase of the same words
+        folded = {candidate.lower().replace("_", ""): candidate for candidate in reversed(candidates)}
+        close = difflib.get_close_matches(name.lower().replace("_", ""), folded, n=1, cutoff=0.75)
+        close = [folded[match] for match in close]
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def require_type(key: str, value: object, expected: type) -> None:
@@ -70,6 +74,11 @@ class Freezable:
         return made
 
 
+def _own_copy(default: Any) -> Any:
+    """Collections are filled by setters, so each container has its own; other defaults are shared."""
+    return copy.deepcopy(default) if isinstance(default, (dict, list, set)) else default
+
+
 class OptionContainer(Freezable):
     """Named values that are read as attributes, set by type-checked setters, and can be frozen.
 
@@ -92,9 +101,7 @@ class OptionContainer(Freezable):
 
     def __init__(self, **more_defaults: Any) -> None:
         values = {
-            key.name: copy.deepcopy(key.default)
-            for key in self._declared.values()
-            if key.default is not ABSENT
+            key.name: _own_copy(key.default) for key in self._declared.values() if key.default is not ABSENT
         }
         values.update(more_defaults)
         # Last of all: from here on new private attributes are refused.
@@ -105,7 +112,9 @@ class OptionContainer(Freezable):
         values = self.__dict__.get("_values", {})
         if name in values:
             return values[name]
-        raise AttributeError(f"Invalid attribute {name}.{suggestion(name, self._public_names())}")
+        # Private names are asked for by copy and pickle, on objects that have no values yet.
+        hint = "" if name.startswith("_") else suggestion(name, self._public_names())
+        raise AttributeError(f"Invalid attribute {name}.{hint}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -140,7 +149,7 @@ class OptionContainer(Freezable):
         for key, value in kv.items():
             self.checkIsFrozen(key)
             if key not in self._values:
-                hint = suggestion(key, self._public_names())
+                hint = suggestion(key, self._values) or suggestion(key, self._public_names())
                 raise AssertionError(f"Invalid option {key}, valid options are {sorted(self._values)}.{hint}")
             require_type(key, value, self._type_of(key))
             self._values[key] = value
@@ -174,7 +183,8 @@ class OptionContainer(Freezable):
         return dict(self._values)
 
     def _public_names(self) -> list[str]:
-        return [name for name in (*self._values, *dir(type(self))) if not name.startswith("_")]
+        values = self.__dict__.get("_values", {})
+        return [name for name in (*values, *dir(type(self))) if not name.startswith("_")]
 
     def __repr__(self) -> str:
         return (

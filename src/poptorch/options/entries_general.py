@@ -72,7 +72,7 @@ _EXECUTION_SHAPE = (
         effect="host",
         effect_note="selects the schedule of the runtime.",
         example="poptorch.ShardedExecution()",
-        stored="ShardedExecution()",
+        stored="ShardedExecution(AutoStage.SameAsIpu)",
         refusals=(Refusal((PipelinedExecution,), AssertionError), Refusal(("pipelined",), AssertionError)),
     ),
     _option(

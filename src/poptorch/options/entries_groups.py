@@ -215,7 +215,7 @@ _PRECISION = (
             Key("convolutionOptions", declared=dict, store="popart"),
         ),
         apply=do.set_partials_type,
-        doc="The type of partial sums in matrix products and convolutions: ``torch.float`` or ``torch.half``.",
+        doc="The type of partial sums in matrix products and convolutions: torch.float or torch.half.",
         effect="modelled",
         effect_note="the IPU Model counts cycles and memory with it; the host always sums in float32.",
         example="torch.half",

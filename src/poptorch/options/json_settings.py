@@ -10,6 +10,8 @@ from typing import Any
 from poptorch import enums
 from poptorch.options.containers import suggestion
 
+_MISSING = object()
+
 
 def apply(options: Any, text: str, *, origin: str | None = None) -> None:
     """Call the setters that ``text`` names, in its order. ``origin`` says where it comes from, for errors."""
@@ -35,11 +37,12 @@ def _parse(text: str, origin: str | None) -> dict[str, Any]:
 def _resolve(options: Any, path: str) -> Callable[..., Any]:
     found = options
     for name in path.split("."):
-        if name.startswith("__") or not hasattr(found, name):
+        step = _MISSING if name.startswith("__") else getattr(found, name, _MISSING)
+        if step is _MISSING:
             raise AttributeError(
                 f"Invalid attribute {name}. {path!r} is not a setter of Options.{_near(found, name)}"
             )
-        found = getattr(found, name)
+        found = step
     if not callable(found) or hasattr(found, "checkIsFrozen"):
         raise AttributeError(
             f"Invalid attribute {path}. It is not a setter; name one, with its argument as the value."
