@@ -69,21 +69,11 @@ def current() -> CaptureContext | None:
 
 
 @contextmanager
-def capturing(context: CaptureContext) -> Iterator[CaptureContext]:
-    """Make ``context`` current; the previous one comes back whatever happens inside."""
+def capturing(context: CaptureContext | None) -> Iterator[CaptureContext | None]:
+    """Make ``context`` current (``None``: no capture); the previous one comes back whatever happens inside."""
     previous, _state.context = _state.context, context
     try:
         yield context
-    finally:
-        _state.context = previous
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Interrupt a capture by ordinary execution: for code of the model that runs on the host."""
-    previous, _state.context = _state.context, None
-    try:
-        yield
     finally:
         _state.context = previous
 
