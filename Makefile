@@ -34,7 +34,7 @@ bench: $(VENV)/ready  ## benchmarks against peers, ratios in one run
 
 docs: $(VENV)/ready-docs  ## the documentation, as a site in site/
 	@$(BIN)/python scripts/generate_compatibility.py --check
-	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 compatibility: $(VENV)/ready  ## write docs/compatibility.md anew from the code
