@@ -68,6 +68,7 @@ from poptorch import optim
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # executor
+from poptorch.executor import PoplarExecutor, inferenceModel, trainingModel
 
 
 def __getattr__(name: str) -> object:

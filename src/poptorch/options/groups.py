@@ -76,3 +76,15 @@ class _JitOptions(JitSetters, OptionContainer):
     """How a model's graph is captured."""
 
     _declared = keys_of("Jit")
+
+    def __init__(self) -> None:
+        # The default is True, but only programs that say so are held to the tracer's narrow argument types.
+        self._tracing_requested = False
+        super().__init__()
+
+    def traceModel(self, trace_model: bool) -> _JitOptions:
+        super().traceModel(trace_model)
+        self._tracing_requested = trace_model
+        return self
+
+    traceModel.__doc__ = JitSetters.traceModel.__doc__

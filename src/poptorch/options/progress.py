@@ -20,7 +20,7 @@ class CompilationProgressBar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = tqdm(total=total, desc="Graph compilation", bar_format=_BAR_FORMAT)
+            self._bar = tqdm(total=total, desc="Graph compilation", bar_format=_BAR_FORMAT, disable=None)
         self._bar.total = total
         self._bar.n = min(done, total)
         self._bar.refresh()

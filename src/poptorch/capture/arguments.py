@@ -1,0 +1,327 @@
+"""Call arguments: bound to ``forward``'s signature, taken apart into tensors, checked against the compiled program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from poptorch._logging import logger
+from poptorch.capture.state import check_has_elements
+from poptorch.capture.structure import Branch, ConstantLeaf, Structure, TensorLeaf, flatten, unflatten, walk
+from poptorch.errors import createPoptorchError
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ADVICE = (
+    " If you wish to use a different set of arguments, destroy the current model with its destroy() method and "
+    "create a new wrapper with poptorch.trainingModel() or poptorch.inferenceModel()."
+)
+
+SUPPORTED_DTYPES = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    }
+)  # fmt: skip
+_NARROWED = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """Arguments in signature order: what goes by position, with the names for messages, and what goes by name."""
+
+    names: tuple[str, ...]
+    positional: tuple[Any, ...]
+    keyword: dict[str, Any]
+
+
+class Signature:
+    """How the user model's ``forward`` may be called; read once, when the model is wrapped."""
+
+    def __init__(self, forward: Any) -> None:
+        self._parameters = list(inspect.signature(forward).parameters.values())
+        self._has_args = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self._parameters)
+        self._has_kwargs = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)
+        self._by_position = [
+            p
+            for p in self._parameters
+            if p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        self._names = tuple(p.name for p in self._by_position)
+        self._only_positional = len(self._by_position) == len(self._parameters)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundCall:
+        """Match arguments with parameters; omitted ones take their defaults."""
+        if not kwargs and self._only_positional and len(args) == len(self._names):
+            return BoundCall(self._names, tuple(args), {})
+        self._check_names(args, kwargs)
+        names: list[str] = []
+        positional: list[Any] = []
+        keyword: dict[str, Any] = {}
+        for index, parameter in enumerate(self._by_position):
+            names.append(parameter.name)
+            positional.append(args[index] if index < len(args) else self._named(parameter, kwargs))
+        extra = args[len(self._by_position) :]
+        names += [f"*args[{i}]" for i in range(len(extra))]
+        positional += extra
+        known = {p.name for p in self._by_position}
+        for parameter in self._parameters:
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                keyword[parameter.name] = self._named(parameter, kwargs)
+        keyword.update({k: v for k, v in kwargs.items() if k not in known and k not in keyword})
+        return BoundCall(tuple(names), tuple(positional), keyword)
+
+    def _check_names(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not self._has_args and len(args) > len(self._by_position):
+            _fail_assertion(
+                f"Too many arguments provided: forward() takes {list(self._names)} "
+                f"({len(self._names)}) but {len(args)} were given"
+            )
+        if not self._has_args and not self._has_kwargs and len(args) + len(kwargs) > len(self._parameters):
+            unknown = [k for k in kwargs if k not in {p.name for p in self._parameters}]
+            if not unknown:
+                self._check_twice(args, kwargs)
+            if not unknown or len(args) + len(kwargs) - len(unknown) > len(self._parameters):
+                _fail_assertion(
+                    f"Too many arguments provided: {len(args) + len(kwargs)} for {len(self._parameters)} parameters"
+                )
+        if not self._has_kwargs:
+            valid = {p.name for p in self._parameters if p.kind not in _VARIADIC}
+            for name in kwargs:
+                if name not in valid:
+                    _fail_assertion(f"{name} is not a valid parameter. Expected one of {sorted(valid)}")
+        self._check_twice(args, kwargs)
+
+    def _check_twice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for name in self._names[: len(args)]:
+            if name in kwargs:
+                _fail_assertion(f"{name} was passed more than once: by position and by name")
+
+    @staticmethod
+    def _named(parameter: inspect.Parameter, kwargs: Mapping[str, Any]) -> Any:
+        if parameter.name in kwargs:
+            return kwargs[parameter.name]
+        if parameter.default is inspect.Parameter.empty:
+            raise createPoptorchError(f"Mandatory parameter {parameter.name} missing")
+        return parameter.default
+
+    def defaults_to_none(self, name: str) -> bool:
+        """Whether leaving the parameter out means ``None``."""
+        return any(p.name == name and p.default is None for p in self._parameters)
+
+
+def _fail_assertion(message: str) -> NoReturn:
+    raise AssertionError(message)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What the compiled program expects of one input tensor, as the user passes it."""
+
+    path: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class ArgumentLayout:
+    """The shape of a call: its structure, and the tensors in it. Built at compile time, checked at each call."""
+
+    def __init__(self, call: BoundCall) -> None:
+        tensors, structure = flatten((call.positional, call.keyword))
+        assert isinstance(structure, Branch)
+        self._positional, self._keyword = structure.children
+        self._names = call.names
+        paths = _tensor_paths(self._positional, call.names) + _tensor_paths(self._keyword, None)
+        self.specs = [TensorSpec(p, t.shape, t.dtype) for p, t in zip(paths, tensors, strict=True)]
+        self._expected = [(s.shape, s.dtype) for s in self.specs]
+        self._flat = not call.keyword and all(isinstance(c, TensorLeaf) for c in self._children(self._positional))
+
+    @staticmethod
+    def _children(structure: Structure) -> tuple[Structure, ...]:
+        assert isinstance(structure, Branch)
+        return structure.children
+
+    def tensors_of(self, call: BoundCall) -> Sequence[torch.Tensor]:
+        """The call's tensors in order, after comparing everything with what was compiled."""
+        if self._flat and not call.keyword and len(call.positional) == len(self._expected):
+            if all(
+                isinstance(t, torch.Tensor) and (t.shape, t.dtype) == e
+                for t, e in zip(call.positional, self._expected, strict=True)
+            ):
+                return call.positional
+        self._check(call)
+        tensors, _ = flatten((call.positional, call.keyword))
+        return tensors
+
+    def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with ``tensors`` in the tensors' places."""
+        return tuple(unflatten(self._positional, tensors)), dict(unflatten(self._keyword, tensors))
+
+    def _check(self, call: BoundCall) -> None:
+        expected = self._children(self._positional)
+        if len(expected) != len(call.positional):
+            _mismatch(
+                f"Number of positional arguments mismatch: expected {len(expected)} arguments "
+                f"but got {len(call.positional)}."
+            )
+        for name, structure, value in zip(call.names, expected, call.positional, strict=True):
+            self._compare(structure, value, name)
+        self._compare_keys(self._keyword, call.keyword, "named arguments")
+        assert isinstance(self._keyword, Branch)
+        for key, child in zip(self._keyword.labels, self._keyword.children, strict=True):
+            self._compare(child, call.keyword[key], key)
+
+    def _compare(self, expected: Structure, value: Any, path: str) -> None:
+        if isinstance(expected, TensorLeaf):
+            self._compare_tensor(self.specs[expected.index], value, path)
+        elif isinstance(expected, ConstantLeaf):
+            self._compare_constant(expected.value, value, path)
+        else:
+            self._compare_branch(expected, value, path)
+
+    def _compare_tensor(self, spec: TensorSpec, value: Any, path: str) -> None:
+        if not isinstance(value, torch.Tensor):
+            _mismatch(f"Type mismatch for {path}: expected {torch.Tensor} but got {type(value)}.")
+        if value.dtype != spec.dtype:
+            _mismatch(f"Data type mismatch for {path}: expected {spec.dtype} but got {value.dtype}.")
+        if value.shape != spec.shape:
+            _mismatch(f"Shape mismatch for {path}: expected {spec.shape} but got {value.shape}.")
+
+    @staticmethod
+    def _compare_constant(expected: Any, value: Any, path: str) -> None:
+        if type(value) is not type(expected):
+            _mismatch(f"Type mismatch for {path}: expected {type(expected)} but got {type(value)}.")
+        same = value is expected or bool(value == expected)
+        if not same:
+            _mismatch(f"Value mismatch for {path}: expected {expected} but got {value}.")
+
+    def _compare_branch(self, expected: Branch, value: Any, path: str) -> None:
+        if type(value) is not expected.kind:
+            _mismatch(f"Type mismatch for {path}: expected {expected.kind} but got {type(value)}.")
+        if isinstance(value, Mapping):
+            self._compare_keys(expected, value, path)
+            items = [value[label] for label in expected.labels]
+        else:
+            _, got = flatten(value)
+            assert isinstance(got, Branch)
+            if len(got.children) != len(expected.children):
+                _mismatch(
+                    f"Length mismatch for {path}: expected {len(expected.children)} elements "
+                    f"but got {len(got.children)}."
+                )
+            items = _items_of(value, len(got.children))
+        for label, child, item in zip(expected.labels, expected.children, items, strict=True):
+            self._compare(child, item, f"{path}[{label}]")
+
+    @staticmethod
+    def _compare_keys(expected: Structure, value: Mapping[Any, Any], path: str) -> None:
+        assert isinstance(expected, Branch)
+        missing = sorted(str(k) for k in expected.labels if k not in value)
+        unexpected = sorted(str(k) for k in value if k not in expected.labels)
+        if missing or unexpected:
+            text = f"Keys mismatch for {path}."
+            if missing:
+                text += f" Missing arguments: {', '.join(missing)}."
+            if unexpected:
+                text += f" Unexpected arguments: {', '.join(unexpected)}."
+            _mismatch(text)
+
+
+def _items_of(value: Any, count: int) -> list[Any]:
+    """The children of any container that the structure walker takes apart."""
+    from poptorch.capture.structure import _children
+
+    split = _children(value)
+    assert split is not None and len(split[1]) == count
+    return list(split[1])
+
+
+def _mismatch(message: str) -> NoReturn:
+    raise createPoptorchError(message + _ADVICE)
+
+
+def _tensor_paths(structure: Structure, names: Sequence[str] | None) -> list[str]:
+    assert isinstance(structure, Branch)
+    labels = names if names is not None else [str(label) for label in structure.labels]
+    return [
+        path
+        for label, child in zip(labels, structure.children, strict=True)
+        for path, leaf in walk(child, label)
+        if isinstance(leaf, TensorLeaf)
+    ]
+
+
+class InputNormaliser:
+    """Turns the user's tensors into what the device takes: contiguous, detached, of a supported type."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def __call__(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        if tensor.requires_grad:
+            self._warn_once(
+                "grad",
+                f"Input tensor has requires_grad=True set ({path}). This tensor will be detached because backward "
+                "pass via inputs is not supported.",
+            )
+            tensor = tensor.detach()
+        if not tensor.is_contiguous():
+            self._warn_once("contiguous", f"Input tensor {path} is not contiguous. It is copied on every call.")
+            tensor = tensor.contiguous()
+        narrow = _NARROWED.get(tensor.dtype)
+        return tensor if narrow is None else tensor.to(narrow)
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message)
+
+
+def check_input(tensor: torch.Tensor) -> None:
+    """Refuse element types and sizes that no device tensor can have."""
+    if tensor.dtype not in SUPPORTED_DTYPES or tensor.layout is not torch.strided:
+        raise createPoptorchError(f"Unsupported input type {tensor.dtype}")
+    check_has_elements(tensor)
+
+
+def check_tracing_rules(call: BoundCall, signature: Signature) -> None:
+    """The argument types that ``Jit.traceModel(True)`` takes: tensors, in tuples and lists, and trailing ``None``."""
+    for name, value in [*zip(call.names, call.positional, strict=True), *call.keyword.items()]:
+        _refuse_dictionaries(value, name, name)
+    if any(isinstance(value, list) for value in call.positional):
+        logger.warning("Lists as inputs only have partial support, they can be accessed but full Python "
+                       "functionality is not enabled. Consider changing input to tuple.")  # fmt: skip
+    _refuse_none(call, signature)
+    values = [v for v in (*call.positional, *call.keyword.values()) if v is not None]
+    if any(isinstance(leaf, ConstantLeaf) for v in values for _, leaf in walk(flatten(v)[1])):
+        types = ", ".join(type(v).__name__ for v in values)
+        raise TypeError(
+            "All forward function arguments used to compile and run the model must be Tensors or (possibly nested) "
+            f"Lists and Tuples of Tensors (Got types: [{types}])."
+        )
+
+
+def _refuse_dictionaries(value: Any, name: str, path: str) -> None:
+    if isinstance(value, dict):
+        raise TypeError(
+            "Dictionaries are not supported as input arguments, including when nested in tuples.\n"
+            f"Received dict {path} = {value!r}"
+        )
+    if isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            _refuse_dictionaries(item, name, f"{path}[{index}]")
+
+
+def _refuse_none(call: BoundCall, signature: Signature) -> None:
+    """``None`` can be left out of a traced graph only at the end, where it is also the default."""
+    trailing = True
+    for name, value in reversed(list(zip(call.names, call.positional, strict=True))):
+        trailing = trailing and value is None and signature.defaults_to_none(name)
+        if value is None and not trailing:
+            raise createPoptorchError(
+                f"'None' may not be passed as explicit model argument. It may only be used as default initialiser "
+                f"(parameter {name})."
+            )

@@ -1,0 +1,126 @@
+"""From a recording to a Program: constants lifted to ports, in-place operations replaced by functional ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from poptorch.capture.state import StateEntry, StateKind
+from poptorch.capture.tracer import Recording
+from poptorch.compiler.opinfo import has_info, info_of, set_info
+from poptorch.compiler.program import Port, Program, Role
+
+
+def to_program(recording: Recording, input_names: list[str]) -> Program:
+    """The recording as a Program. Runs the recorded graph again, never the user's code."""
+    graph_module = recording.graph_module
+    graph_module.graph.set_codegen(fx.graph.CodeGen())
+    constants = _lift_constants(graph_module)
+    ports = _ports(recording, input_names, constants)
+    functional = _functionalize(graph_module, ports)
+    return Program(
+        graph_module=functional,
+        ports=ports,
+        results=[f"output {i}" for i in range(recording.num_results)],
+        gradients=[recording.state[i].name for i in recording.gradients],
+        anchors=[],
+        constants={f"constant {i}": tensor for i, tensor in enumerate(constants)},
+        training=bool(recording.context.training),
+        loss_result=recording.loss_position,
+        block_starts=list(recording.context.block_starts),
+    )
+
+
+def _lift_constants(graph_module: fx.GraphModule) -> list[torch.Tensor]:
+    """Replace tensor attributes by placeholders, behind the existing ones; returns their values."""
+    graph = graph_module.graph
+    lifted: dict[str, fx.Node] = {}
+    values: list[torch.Tensor] = []
+    first_op = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        value = _attribute(graph_module, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            continue  # the body of a control-flow operation
+        if node.target not in lifted:
+            assert first_op is not None
+            with graph.inserting_before(first_op):
+                lifted[str(node.target)] = graph.placeholder(f"constant_{len(values)}")
+            values.append(value.detach())
+        node.replace_all_uses_with(lifted[str(node.target)])
+        graph.erase_node(node)
+        if node is first_op:
+            first_op = lifted[str(node.target)].next
+    graph_module.recompile()
+    return values
+
+
+def _attribute(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part)
+    return root
+
+
+def _ports(recording: Recording, input_names: list[str], constants: list[torch.Tensor]) -> list[Port]:
+    ports: list[Port] = []
+    counts = dict.fromkeys(Role, 0)
+
+    def add(role: Role, name: str, tensor: torch.Tensor) -> None:
+        dtype = torch.float32 if tensor.dtype is torch.float64 and role is not Role.CONSTANT else tensor.dtype
+        ports.append(Port(role, name, counts[role], tuple(tensor.shape), dtype))
+        counts[role] += 1
+
+    for entry in recording.state:
+        add(_state_role(entry), entry.name, entry.tensor)
+    for name, tensor in zip(input_names, recording.example_inputs, strict=True):
+        add(Role.INPUT, name, tensor)
+    if recording.loss_scaled:
+        add(Role.LOSS_SCALE, "loss scale", torch.ones(()))
+    for index, tensor in enumerate(constants):
+        add(Role.CONSTANT, f"constant {index}", tensor)
+    return ports
+
+
+def _state_role(entry: StateEntry) -> Role:
+    return Role.PARAMETER if entry.kind is StateKind.PARAMETER else Role.BUFFER
+
+
+def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
+    replay = _Replay(graph_module)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode, torch.no_grad():
+        fakes = [torch.empty(port.shape, dtype=port.dtype) for port in ports]
+        assert all(isinstance(fake, FakeTensor) for fake in fakes)
+
+        def run(*inputs: torch.Tensor) -> Any:
+            return replay.run(*inputs, enable_io_processing=False)
+
+        functional = make_fx(torch.func.functionalize(run, remove="mutations"), tracing_mode="real")(*fakes)
+    functional.graph.set_codegen(fx.graph.CodeGen())
+    return functional
+
+
+# Schemas that do not declare that running statistics are written, and their honest equivalents.
+_HONEST = {torch.ops.aten.native_batch_norm.default: torch.ops.aten._native_batch_norm_legit.default}
+
+
+class _Replay(fx.Interpreter):
+    """Runs a recorded graph under the tracer; new operations inherit the annotations of the old."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in _HONEST and args[3] is not None:
+            target = _HONEST[target]
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        mode = get_proxy_mode()
+        if mode is not None and n.op == "call_function":
+            node = next(iter(reversed(mode.tracer.graph.nodes)), None)
+            while node is not None and node.op not in ("root", "placeholder") and not has_info(node):
+                set_info(node, info_of(n))
+                node = node.prev
+        return result

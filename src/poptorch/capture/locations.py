@@ -1,0 +1,24 @@
+"""Which line of the user's code an operation comes from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from poptorch.compiler.opinfo import SourceLocation
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+DEFAULT_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
+
+
+def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
+    """The innermost frame that is neither ours nor excluded; ``None`` when all are."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, "<")) and not any(part in name for part in excludes):
+            return SourceLocation(name, frame.f_lineno)
+        frame = frame.f_back
+    return None

@@ -1,0 +1,141 @@
+"""Dispatch mode that annotates every recorded operation: placement, scope, source line, random stream."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from poptorch._logging import logger
+from poptorch.ambient import CaptureContext
+from poptorch.capture.locations import user_location
+from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, set_info
+from poptorch.errors import createPoptorchError
+
+_FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
+
+
+class Recorder(TorchDispatchMode):
+    """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
+
+    def __init__(self, context: CaptureContext, excludes: Sequence[str], real_values: bool) -> None:
+        super().__init__()
+        self._context = context
+        self._excludes = excludes
+        self._real_values = real_values
+        self._by_sequence: dict[int, OpInfo] = {}
+        self._backward: OpInfo | None = None
+        self._streams = _RandomStreams()
+        self._last: fx.Node | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
+            return self._frozen_value(func, args, kwargs)
+        info = self._current_info(func)
+        result = func(*args, **kwargs)
+        self._annotate_new_nodes(info)
+        return result
+
+    def _current_info(self, func: Any) -> OpInfo:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        stream = self._streams.next(replay=self._backward is not None) if is_random else None
+        if self._backward is not None:
+            return self._backward.but(random=stream)
+        info = self._forward_info(func)
+        self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, info)
+        return info.but(random=stream)
+
+    def _forward_info(self, func: Any) -> OpInfo:
+        context = self._context
+        source = user_location(self._excludes)
+        if context.placement is None:
+            raise createPoptorchError(
+                f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
+                "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
+            )
+        return OpInfo(
+            placement=context.placement,
+            sweep=Sweep.FORWARD,
+            scope="/".join(context.name_scopes),
+            source=source,
+            attributes=context.attributes,
+        )
+
+    def _annotate_new_nodes(self, info: OpInfo) -> None:
+        graph = self.graph
+        newest = next(iter(reversed(graph.nodes)), None)
+        node = newest
+        while node is not None and node.op != "root" and node is not self._last and not has_info(node):
+            if node.op != "placeholder":
+                set_info(node, info)
+            node = node.prev
+        self._last = newest
+
+    @property
+    def graph(self) -> fx.Graph:
+        mode = get_proxy_mode()
+        assert mode is not None
+        return mode.tracer.graph
+
+    def enter_backward(self, nodes: Sequence[Any]) -> None:
+        """From now on operations belong to the backward pass, each at the place of its forward operation."""
+        self._backward = OpInfo(sweep=Sweep.BACKWARD, placement=_last_placement(self._context))
+        for node in nodes:
+            info = self._by_sequence.get(node._sequence_nr())
+            if info is not None:
+                node.register_prehook(self._placing(info.but(sweep=Sweep.BACKWARD)))
+
+    def _placing(self, info: OpInfo) -> Any:
+        def hook(gradients: Any) -> None:
+            self._backward = info
+
+        return hook
+
+    def _frozen_value(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A value that Python needs now (``.item()``, ``if tensor``): constant in the program from here on."""
+        with disable_proxy_modes_tracing():
+            value = func(*args, **kwargs)
+        where = user_location(self._excludes)
+        message = (
+            f"The value {value} of a tensor was used by Python at {where}: it is frozen into the program, which will "
+            "always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop for "
+            "decisions at run time."
+        )
+        logger.warning(message)
+        warnings.warn(message, UserWarning, stacklevel=2)
+        return value
+
+
+class _RandomStreams:
+    """Numbers the random operations.
+
+    Checkpointed code runs twice and restores torch's generator before the second time, so that it repeats its random
+    numbers. The generator's seed therefore identifies the operation: the second run finds the first one's number.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._by_seed: dict[int, int] = {}
+        torch.default_generator.manual_seed(_FIRST_SEED)
+
+    def next(self, replay: bool) -> int:
+        seed = torch.default_generator.initial_seed()
+        stream = self._by_seed.get(seed) if replay else None
+        if stream is None:
+            stream = self._count
+            self._count += 1
+            self._by_seed[seed] = stream
+        torch.default_generator.manual_seed(_FIRST_SEED + 1 + stream)
+        return stream
+
+
+def _last_placement(context: CaptureContext) -> Any:
+    return context.placement or (context.block_starts[-1] if context.block_starts else OpInfo().placement)

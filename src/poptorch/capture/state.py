@@ -1,0 +1,136 @@
+"""The tensors a model owns: parameters and buffers, each once, with all the names it has.
+
+During capture every one of them is replaced by a stand-in (a fake tensor, or a private copy), so that whatever
+``forward`` does to its state is recorded and leaves the user's own tensors alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from poptorch.errors import createPoptorchError
+
+
+class StateKind(enum.Enum):
+    """Whether a tensor is trained or merely carried along."""
+
+    PARAMETER = "Parameter"
+    BUFFER = "Buffer"
+
+
+@dataclass
+class StateEntry:
+    """One tensor of the model under all the names that lead to it (tied weights have several)."""
+
+    kind: StateKind
+    tensor: torch.Tensor
+    names: list[str]
+    slots: list[tuple[nn.Module, str, str]] = field(repr=False)
+    """The (module, attribute, full name) places that hold it."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def collect_state(model: nn.Module) -> list[StateEntry]:
+    """All parameters, then all buffers, in the order of ``named_parameters`` and ``named_buffers``."""
+    entries: dict[int, StateEntry] = {}
+    for kind in StateKind:
+        for prefix, module in model.named_modules(remove_duplicate=False):
+            table = module._parameters if kind is StateKind.PARAMETER else module._buffers
+            for attribute, tensor in table.items():
+                if tensor is None:
+                    continue
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                entry = entries.setdefault(id(tensor), StateEntry(kind, tensor, [], []))
+                entry.names.append(name)
+                if all(holder is not module or slot != attribute for holder, slot, _ in entry.slots):
+                    entry.slots.append((module, attribute, name))
+    return list(entries.values())
+
+
+def check_not_empty(entries: list[StateEntry]) -> None:
+    """Refuse parameters and buffers without elements, as the device cannot hold them."""
+    for entry in entries:
+        check_has_elements(entry.tensor)
+
+
+def check_has_elements(tensor: torch.Tensor) -> None:
+    """Refuse one tensor with a zero-sized dimension."""
+    if tensor.numel() == 0:
+        raise createPoptorchError(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
+
+
+@contextmanager
+def replaced(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Iterator[None]:
+    """Put ``stand_ins`` where the entries' tensors are; the originals come back whatever happens.
+
+    On normal exit the model is also checked: ``forward`` may change its state in place only.
+    """
+    for entry, stand_in in zip(entries, stand_ins, strict=True):
+        _fill(entry, stand_in)
+    problem: Exception | None = None
+    try:
+        yield
+        problem = _first_rebinding(entries, stand_ins)
+    finally:
+        for entry in entries:
+            _fill(entry, entry.tensor)
+    if problem is not None:
+        raise problem
+
+
+def _fill(entry: StateEntry, tensor: torch.Tensor) -> None:
+    for module, attribute, _ in entry.slots:
+        table = module._parameters if entry.kind is StateKind.PARAMETER else module._buffers
+        table[attribute] = tensor  # type: ignore[assignment]
+        # A tensor assigned by `self.name = tensor` on a deleted slot would hide the table's entry.
+        module.__dict__.pop(attribute, None)
+        _refresh_flat_weights(module, attribute, tensor)
+
+
+def _refresh_flat_weights(module: nn.Module, attribute: str, tensor: torch.Tensor) -> None:
+    """Recurrent layers keep a second list of references to their weights."""
+    if isinstance(module, nn.RNNBase) and attribute in module._flat_weights_names:
+        module._flat_weights[module._flat_weights_names.index(attribute)] = tensor  # type: ignore[call-overload]
+
+
+def _first_rebinding(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Exception | None:
+    for entry, stand_in in zip(entries, stand_ins, strict=True):
+        for module, attribute, name in entry.slots:
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                continue
+            table = module._parameters if entry.kind is StateKind.PARAMETER else module._buffers
+            kind = entry.kind.value
+            if attribute not in table:
+                return createPoptorchError(
+                    f"{kind} {name} is removed from the model when calling the forward method"
+                )
+            if table[attribute] is not stand_in:
+                return createPoptorchError(
+                    f"{kind} {name} is reassigned within the model when calling the forward method. "
+                    f"This is not supported. Consider using self.{name}.copy_(src) to copy data from a "
+                    "source tensor, where src is the name of the source tensor."
+                )
+    return None
+
+
+def stand_ins_for(
+    entries: list[StateEntry], make: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Fresh tensors for each entry; parameters stay parameters and keep their ``requires_grad``."""
+    result: list[torch.Tensor] = []
+    for entry in entries:
+        tensor = make(entry.tensor.detach())
+        if entry.kind is StateKind.PARAMETER:
+            wants_grad = entry.tensor.requires_grad and tensor.is_floating_point()
+            tensor = nn.Parameter(tensor, requires_grad=wants_grad)
+        result.append(tensor)
+    return result

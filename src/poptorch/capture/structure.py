@@ -1,0 +1,131 @@
+"""Taking nested Python structures apart into tensors, and putting them together again.
+
+One walker serves call arguments, outputs and data batches: tuples, lists, dictionaries, named tuples, data classes,
+everything registered with torch's pytree (Hugging Face ``ModelOutput`` among them) and types with a custom argument
+parser. Whatever is none of these and no tensor is a constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from poptorch import arg_parsers
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorLeaf:
+    """Stands for the ``index``-th tensor."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantLeaf:
+    """A value that is repeated as it was."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A container: its type, the labels of its children (for messages), the children, and how to rebuild it."""
+
+    kind: type
+    labels: tuple[Any, ...]
+    children: tuple[Structure, ...]
+    build: Callable[[Sequence[Any]], Any]
+
+
+Structure = TensorLeaf | ConstantLeaf | Branch
+
+
+def flatten(value: Any) -> tuple[list[torch.Tensor], Structure]:
+    """The tensors found in ``value``, depth first, and the structure around them.
+
+    >>> import torch
+    >>> tensors, structure = flatten({"a": torch.zeros(2), "b": (torch.ones(1), "x")})
+    >>> len(tensors), unflatten(structure, tensors)["b"][1]
+    (2, 'x')
+    """
+    tensors: list[torch.Tensor] = []
+    return tensors, _describe(value, tensors)
+
+
+def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
+    """The inverse of :func:`flatten`, with other values in the tensors' places."""
+    if isinstance(structure, TensorLeaf):
+        return tensors[structure.index]
+    if isinstance(structure, ConstantLeaf):
+        return structure.value
+    return structure.build([unflatten(child, tensors) for child in structure.children])
+
+
+def _describe(value: Any, tensors: list[torch.Tensor]) -> Structure:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return TensorLeaf(len(tensors) - 1)
+    split = _children(value)
+    if split is None:
+        return ConstantLeaf(value)
+    labels, items, build = split
+    return Branch(type(value), labels, tuple(_describe(item, tensors) for item in items), build)
+
+
+Split = tuple[tuple[Any, ...], Sequence[Any], Callable[[Sequence[Any]], Any]]
+
+
+def _children(value: Any) -> Split | None:
+    """Labels, children and rebuilding function of a container; ``None`` for anything else."""
+    kind = type(value)
+    parser = arg_parsers.parser_for(kind)
+    if parser is not None:
+        found = list(parser.yieldTensors(value))
+        return tuple(range(len(found))), found, lambda items: parser.reconstruct(value, iter(items))
+    if kind in (tuple, list):
+        return tuple(range(len(value))), value, kind
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple(value._fields), value, lambda items: kind(*items)
+    if kind in pytree.SUPPORTED_NODES:
+        items, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        labels = tuple(value) if isinstance(value, Mapping) else tuple(range(len(items)))
+        return labels, items, lambda new: pytree.SUPPORTED_NODES[kind].unflatten_fn(list(new), context)
+    if isinstance(value, Mapping):
+        return tuple(value), list(value.values()), _mapping_builder(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(range(len(value))), list(value), lambda items: kind(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass_children(value)
+    return None
+
+
+def _mapping_builder(value: Mapping[Any, Any]) -> Callable[[Sequence[Any]], Any]:
+    keys, kind = list(value), type(value)
+
+    def build(items: Sequence[Any]) -> Any:
+        pairs = list(zip(keys, items, strict=True))
+        try:
+            return kind(pairs)  # type: ignore[call-arg]
+        except TypeError:
+            return dict(pairs)  # a mapping with a constructor of its own
+
+    return build
+
+
+def _dataclass_children(value: Any) -> Split:
+    names = tuple(f.name for f in dataclasses.fields(value) if f.init)
+    kind = type(value)
+    return names, [getattr(value, n) for n in names], lambda new: kind(**dict(zip(names, new, strict=True)))
+
+
+def walk(structure: Structure, path: str = "") -> Iterator[tuple[str, TensorLeaf | ConstantLeaf]]:
+    """Every leaf with its path, written as users write it: ``x[0][key]``."""
+    if isinstance(structure, Branch):
+        for label, child in zip(structure.labels, structure.children, strict=True):
+            yield from walk(child, f"{path}[{label}]")
+    else:
+        yield path, structure

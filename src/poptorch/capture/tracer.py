@@ -1,0 +1,259 @@
+"""Running the user's ``forward`` once and recording it, and its backward pass, as one graph.
+
+Fake tensors come first: nothing is computed or allocated. Where the model's Python needs real values, the recording is
+made again with real tensors on copies of the state, and control flow freezes to the path of the inputs at hand.
+Nothing of the user's model changes: state, gradients, random numbers and flags are as before, whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules import module as torch_module
+
+from poptorch import ambient
+from poptorch._logging import logger
+from poptorch.ambient import CaptureContext
+from poptorch.capture.arguments import ArgumentLayout
+from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.recorder import Recorder
+from poptorch.capture.state import StateEntry, StateKind, collect_state, replaced, stand_ins_for
+from poptorch.capture.structure import Structure, flatten
+from poptorch.errors import createPoptorchError
+
+
+@dataclass
+class Recording:
+    """What one run of the model left behind."""
+
+    graph_module: fx.GraphModule
+    """Placeholders: state entries, then inputs, then (if asked for) the loss scale. Outputs: see ``roles``."""
+
+    state: list[StateEntry]
+    example_inputs: list[torch.Tensor]
+    output_structure: Structure
+    num_results: int
+    gradients: list[int]
+    """Indices into ``state`` of the parameters with a gradient; their gradients follow the results."""
+
+    loss_position: int | None
+    """Index among the results of the final loss, if the user returns it."""
+
+    context: CaptureContext = field(repr=False)
+    loss_scaled: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to capture."""
+
+    model: nn.Module
+    layout: ArgumentLayout
+    inputs: Sequence[torch.Tensor]
+    """One micro-batch of every input tensor."""
+
+    training: bool
+    trained: frozenset[int]
+    """``id`` of every parameter that the optimizer updates."""
+
+    options: Any
+    loss_scaled: bool = False
+
+
+def record(request: Request) -> Recording:
+    """Capture the model; raises what ``forward`` raises, untouched."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            return _attempt(request, real_values=False)
+        except DataDependentOutputException as why:
+            logger.debug("Capturing again with real values: %s needs one", why.func)
+        except DynamicOutputShapeException as why:
+            raise _dynamic_shape_error(why) from why
+        except RuntimeError as why:
+            if request.training or "does not require grad" not in str(why):
+                raise
+            logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
+            return _attempt(request, real_values=False, grad=True)
+        return _attempt(request, real_values=True)
+
+
+def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
+    name = str(why.func)
+    if "index.Tensor" in name or "nonzero" in name or "masked_select" in name:
+        return createPoptorchError(
+            "Indexing using boolean or byte tensor masks is unsupported because it would produce dynamic output shapes "
+            f"({name}). Use torch.where or masked_fill, which keep the shape."
+        )
+    return createPoptorchError(
+        f"Unsupported ops found in compiled model: [{name}]. The shape of its result depends on the values of its "
+        "inputs, and a compiled program has static shapes."
+    )
+
+
+def _attempt(request: Request, real_values: bool, grad: bool | None = None) -> Recording:
+    state = collect_state(request.model)
+    context = CaptureContext(options=request.options, training=request.training)
+    fake_mode = None if real_values else FakeTensorMode(allow_non_fake_inputs=True)
+    attempt = _Attempt(request, state, context, fake_mode, request.training if grad is None else grad)
+    return attempt.run()
+
+
+class _Attempt:
+    """One run of the model under the tracer."""
+
+    def __init__(
+        self,
+        request: Request,
+        state: list[StateEntry],
+        context: CaptureContext,
+        fake_mode: FakeTensorMode | None,
+        grad: bool,
+    ) -> None:
+        self._request = request
+        self._state = state
+        self._context = context
+        self._fake_mode = fake_mode
+        self._grad = grad
+        self._structure: Structure | None = None
+        self._num_results = 0
+        self._gradients: list[int] = []
+        self._loss_position: int | None = None
+        self._trained_states = [
+            entry.kind is StateKind.PARAMETER and id(entry.tensor) in request.trained for entry in state
+        ]
+
+    def run(self) -> Recording:
+        """Record and describe what was recorded."""
+        request = self._request
+        state = stand_ins_for(self._state, self._stand_in)
+        inputs = [self._stand_in(t) for t in request.inputs]
+        scale = [self._stand_in(torch.ones(()))] if request.loss_scaled else []
+        with ExitStack() as stack:
+            if self._fake_mode is not None:
+                stack.enter_context(self._fake_mode)
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            # make_fx counts the parameters of plain functions only, so a bound method needs a wrapper.
+            traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
+            graph_module = traced(state, inputs, scale)
+        assert self._structure is not None
+        return Recording(
+            graph_module,
+            self._state,
+            list(request.inputs),
+            self._structure,
+            self._num_results,
+            self._gradients,
+            self._loss_position,
+            self._context,
+            request.loss_scaled,
+        )
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype is torch.float64:
+            tensor = tensor.to(torch.float32)  # the device has no wider type
+        if self._fake_mode is not None:
+            return self._fake_mode.from_tensor(tensor)
+        return tensor.detach().clone()
+
+    def _traced(
+        self, state: list[torch.Tensor], inputs: list[torch.Tensor], scale: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The function under the tracer: forward, and for training the backward pass of the final loss."""
+        request, context = self._request, self._context
+        excludes = request.options._source_location_excludes
+        recorder = Recorder(context, excludes, real_values=self._fake_mode is None)
+        args, kwargs = request.layout.rebuild(inputs)
+        with ambient.capturing(context), recorder, LossRecorder():
+            with replaced(self._state, state), _module_scopes(request):
+                output = request.model(*args, **kwargs)
+            results, self._structure = flatten(output)
+            self._num_results = len(results)
+            gradients = self._backward(recorder, state, results, scale) if request.training else []
+            return [*(_plain(r) for r in results), *gradients]
+
+    def _backward(
+        self,
+        recorder: Recorder,
+        state: list[torch.Tensor],
+        results: list[torch.Tensor],
+        scale: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        loss = final_loss(self._context.losses, lambda tensor: _node_of(tensor)).value
+        self._loss_position = next((i for i, r in enumerate(results) if r is loss), None)
+        if not loss.requires_grad:
+            return []
+        recorder.enter_backward(autograd_nodes([loss.grad_fn] if loss.grad_fn is not None else []))
+        root = torch.ones_like(loss) if not scale else scale[0].to(loss.dtype).expand(loss.shape)
+        loss.backward(root)
+        gradients: list[torch.Tensor] = []
+        for index, tensor in enumerate(state):
+            if self._trained_states[index] and tensor.grad is not None:
+                self._gradients.append(index)
+                gradients.append(tensor.grad)
+        return gradients
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _node_of(tensor: torch.Tensor) -> fx.Node | None:
+    """The graph node that computes a tensor under the tracer."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    slot = get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+@contextmanager
+def _module_scopes(request: Request) -> Iterator[None]:
+    """Name every operation after the sub-module that runs it."""
+    if not request.options._module_namescope_enabled:
+        yield
+        return
+    names = {id(m): name for name, m in request.model.named_modules() if name}
+    context = ambient.current()
+    assert context is not None
+    opened: list[list[str]] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if ambient.current() is not context:
+            return
+        opened.append(list(context.name_scopes))
+        name = names.get(id(module))
+        if name is not None:
+            context.name_scopes.append(name.rsplit(".", 1)[-1] if _inside_parent(context, name) else name)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if ambient.current() is context and opened:
+            context.name_scopes[:] = opened.pop()
+
+    handles = [
+        torch_module.register_module_forward_pre_hook(enter),
+        torch_module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _inside_parent(context: CaptureContext, name: str) -> bool:
+    """Whether the current scope already spells the path of the module's parent."""
+    parent = name.rpartition(".")[0]
+    return bool(parent) and "/".join(context.name_scopes).endswith(parent.replace(".", "/"))

@@ -1,0 +1,261 @@
+"""From a wrapped model and one call's arguments to an executable: capture, passes, code generation."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from poptorch import hooks
+from poptorch._logging import backend, logger
+from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
+from poptorch.capture.functional import to_program
+from poptorch.capture.state import check_not_empty, collect_state
+from poptorch.capture.structure import Structure
+from poptorch.capture.tracer import Recording, Request, record
+from poptorch.compiler.codegen.interpret import generate
+from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
+from poptorch.compiler.passes.constants import host_results
+from poptorch.compiler.passes.outputs import narrow_result
+from poptorch.compiler.pipeline import LOWERING, Pass, lower
+from poptorch.compiler.program import Program, Role
+from poptorch.compiler.update import UpdateProgram, build_update
+from poptorch.enums import CommGroupType, OutputMode
+from poptorch.errors import createPoptorchError
+from poptorch.executable.executable import Anchor, Executable
+from poptorch.executable.loop import Loop
+from poptorch.placement import counting
+
+STEPS = 4 + len(LOWERING)
+"""Progress steps of one compilation: capture, functional form, the passes, updates, code."""
+
+
+@dataclass
+class Build:
+    """A compiled model and what is needed to call it with the user's own structures."""
+
+    executable: Executable
+    layout: ArgumentLayout
+    output_structure: Structure
+    ipus_per_replica: int
+    written_inputs: list[int]
+    """Positions of the inputs that ``forward`` changes in place."""
+
+    result_positions: list[int] = field(default_factory=list)
+    """For each tensor of the output structure, its position among the device results, or -1 for a host constant."""
+
+    optimizer: Any = None
+    """Description of the optimizer, restricted to the parameters that a gradient reaches."""
+
+
+def loop_of(options: Any, training: bool) -> Loop:
+    """The loop nest that the options ask for."""
+    loop = Loop(
+        device_iterations=options.device_iterations,
+        gradient_accumulation=options.Training.gradient_accumulation if training else 1,
+        replicas=options.replication_factor,
+        input_group_size=options.input_group_size,
+        input_group_type=CommGroupType(options.input_cgt),
+        output_mode=OutputMode(options.output_mode),
+        return_period=options.output_return_period,
+    )
+    loop.check()
+    return loop
+
+
+def micro_batch_inputs(
+    layout: ArgumentLayout, tensors: Sequence[torch.Tensor], loop: Loop
+) -> list[torch.Tensor]:
+    """The first micro-batch of every input, after checking types and sizes."""
+    normalise = InputNormaliser()
+    result = []
+    for spec, tensor in zip(layout.specs, tensors, strict=True):
+        check_input(tensor)
+        factor = loop.input_factor
+        if factor > 1 and (tensor.ndim == 0 or tensor.shape[0] % factor):
+            size = tensor.shape[0] if tensor.ndim else "no"
+            raise AssertionError(
+                f"Invalid batch dimension: In the input {spec.path} of shape {tuple(tensor.shape)}, the batch "
+                f"dimension ({size}) must be a multiple of {loop.explain()} = {factor} because it is used to "
+                "calculate the batch size which will be executed on the device in any given iteration. For a full "
+                "explanation see the batching semantics page of the documentation."
+            )
+        tensor = normalise(tensor, spec.path)
+        result.append(tensor.narrow(0, 0, tensor.shape[0] // factor) if factor > 1 else tensor)
+    return result
+
+
+def compile_model(
+    model: nn.Module,
+    call: BoundCall,
+    options: Any,
+    training: bool,
+    optimizer_spec: Any,
+    progress: Callable[[], None],
+) -> Build:
+    """Capture the model with the arguments of ``call`` and compile it."""
+    layout = ArgumentLayout(call)
+    loop = loop_of(options, training)
+    inputs = micro_batch_inputs(layout, layout.tensors_of(call), loop)
+    check_not_empty(collect_state(model))
+    recording = _capture(model, layout, inputs, options, training, optimizer_spec)
+    progress()
+    program = to_program(recording, [spec.path for spec in layout.specs])
+    constants = _take_host_results(program, options)
+    progress()
+    anchors = _anchors(options, program)
+    lower(program, _with_anchors(anchors), progress)
+    _check_buffers(program, options, loop)
+    ipus = _check_placement(program, options, training, loop)
+    executable = Executable(
+        program=program,
+        micro_batch=generate(program),
+        loop=loop,
+        host_results=constants,
+        anchors=anchors,
+        private_buffers=not options.broadcast_buffers and loop.replicas > 1,
+        synthetic_data=int(options._Popart.options.get("syntheticDataMode", 0)),
+    )
+    progress()
+    used = None
+    if training and program.gradients:
+        executable.update, used, executable.accumulator_types = _update(program, recording, optimizer_spec)
+        executable.running_mean = any(group.reduction.running for group in used.groups)
+    progress()
+    backend.debug("Finished Poplar compilation")
+    written = [p.index for p in program.mutated() if p.role is Role.INPUT]
+    return Build(
+        executable,
+        layout,
+        recording.output_structure,
+        ipus,
+        written,
+        _positions(recording.num_results, constants),
+        used,
+    )
+
+
+def _capture(
+    model: nn.Module,
+    layout: ArgumentLayout,
+    inputs: list[torch.Tensor],
+    options: Any,
+    training: bool,
+    optimizer_spec: Any,
+) -> Recording:
+    trained: set[int] = set()
+    scaled = False
+    if training:
+        trained = {id(p) for group in optimizer_spec.groups for p in group.parameters}
+        scaled = not (optimizer_spec.loss_scaling.is_constant and optimizer_spec.loss_scaling.value == 1.0)
+    hooks.run_pre()
+    try:
+        return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled))
+    finally:
+        hooks.run_post()
+
+
+def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
+    """Remove constant results from the program; they are returned as they are, whatever the output mode."""
+    constants = host_results(program)
+    if constants and not options.Jit.trace_model:
+        warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
+    kept = [v for i, v in enumerate(program.output_values()) if i not in constants]
+    program.results = [r for i, r in enumerate(program.results) if i not in constants]
+    if program.loss_result is not None:
+        before = [i for i in range(program.loss_result) if i not in constants]
+        program.loss_result = None if program.loss_result in constants else len(before)
+    program.output_node.args = (tuple(kept),)
+    return {i: narrow_result(v) for i, v in constants.items()}
+
+
+def _positions(count: int, constants: dict[int, torch.Tensor]) -> list[int]:
+    positions, next_one = [], 0
+    for index in range(count):
+        if index in constants:
+            positions.append(-1)
+        else:
+            positions.append(next_one)
+            next_one += 1
+    return positions
+
+
+def _anchors(options: Any, program: Program) -> list[Anchor]:
+    result = []
+    for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
+        if use_model_mode:
+            mode, period = options.output_mode, options.output_return_period
+        parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
+        result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
+        shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()
+        backend.debug("Anchoring tensor %s %s/%d", long_name, shown, period)
+    return result
+
+
+def _with_anchors(anchors: list[Anchor]) -> tuple[Pass, ...]:
+    """The standard pipeline with the anchors added before outputs get memory of their own."""
+    names = [a.long_name for a in anchors if a.parameter is None]
+    step = Pass("anchor values", lambda program: add_anchors(program, names))
+    return (*LOWERING[:-1], step, LOWERING[-1])
+
+
+def _check_buffers(program: Program, options: Any, loop: Loop) -> None:
+    written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)]
+    if written and loop.replicas > 1 and options.broadcast_buffers:
+        raise createPoptorchError(
+            f"PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
+            f"sync between replicas, you can disable buffer broadcasting using "
+            f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(written)}."
+        )
+
+
+def _check_placement(program: Program, options: Any, training: bool, loop: Loop) -> int:
+    strategy = options._execution_strategy
+    counting.check_pipeline_depth(
+        strategy,
+        program.block_starts,
+        training=training,
+        gradient_accumulation=loop.gradient_accumulation,
+        device_iterations=loop.device_iterations,
+    )
+    placements = program.placements()
+    counting.check_phase_ipus(strategy, placements)
+    edges = (
+        (info.placement, other.placement)
+        for info, other in program.forward_edges()
+        if info.placement is not other.placement
+    )
+    counting.check_stage_order(strategy, edges)
+    used = [p.ipu for p in placements]
+    return counting.ipus_per_replica(used) if used else 0
+
+
+def _update(program: Program, recording: Recording, spec: Any) -> tuple[UpdateProgram, Any, dict[str, torch.dtype]]:
+    """The update program, the description of the optimizer without unused parameters, and accumulator types."""
+    names = {id(recording.state[i].tensor): recording.state[i].name for i in recording.gradients}
+    ports = {p.name: (p.shape, p.dtype) for p in program.ports_of(Role.PARAMETER)}
+    used = restrict(spec, frozenset(names))
+    members = [[names[id(p)] for p in group.parameters] for group in used.groups]
+    types = {
+        name: group.accum_type
+        for group, group_names in zip(used.groups, members, strict=True)
+        for name in group_names
+        if group.accum_type is not None
+    }
+    missing = sorted(set(ports) - set(program.gradients))
+    if missing:
+        logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
+    return build_update(used, members, ports, types), used, types
+
+
+def restrict(spec: Any, parameters: frozenset[int]) -> Any:
+    """The optimizer without the parameters that no gradient reaches; ``parameters`` are ids of those that stay."""
+    groups = tuple(
+        dataclasses.replace(g, parameters=tuple(p for p in g.parameters if id(p) in parameters)) for g in spec.groups
+    )
+    return dataclasses.replace(spec, groups=groups)

@@ -1,0 +1,1 @@
+"""The Program, the passes over it, and code generation."""

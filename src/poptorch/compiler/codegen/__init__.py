@@ -1,0 +1,1 @@
+"""Turning a Program into something that runs."""

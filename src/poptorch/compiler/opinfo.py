@@ -1,0 +1,69 @@
+"""What is known about one operation beside its arguments: where it runs, and where it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from poptorch.ambient import Placement
+
+_KEY = "poptorch"
+
+
+class Sweep(enum.Enum):
+    """The part of a training step that an operation belongs to."""
+
+    FORWARD = "fwd"
+    BACKWARD = "bwd"
+    UPDATE = "upd"
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A file and a line in it."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """The annotations of one operation."""
+
+    placement: Placement = Placement()
+    sweep: Sweep = Sweep.FORWARD
+    scope: str = ""
+    source: SourceLocation | None = None
+    attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    random: int | None = None
+    """Which random stream the operation draws from; operations with equal numbers draw equal values."""
+
+    recomputed: bool = False
+    """Whether this is a second execution of a forward operation, for the backward pass."""
+
+    def but(self, **changes: object) -> OpInfo:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def info_of(node: fx.Node) -> OpInfo:
+    """The node's annotations; an empty set for nodes without any."""
+    info = node.meta.get(_KEY)
+    return info if isinstance(info, OpInfo) else OpInfo()
+
+
+def set_info(node: fx.Node, info: OpInfo) -> None:
+    """Replace the node's annotations."""
+    node.meta[_KEY] = info
+
+
+def has_info(node: fx.Node) -> bool:
+    """Whether anybody annotated the node yet."""
+    return _KEY in node.meta

@@ -1,0 +1,1 @@
+"""Small passes over a Program, one file each; ``poptorch.compiler.pipeline`` lists them in order."""

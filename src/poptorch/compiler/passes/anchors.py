@@ -1,0 +1,61 @@
+"""Names for the values of a program, and the inner values that the user asked to see."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from torch import fx
+
+from poptorch.compiler.opinfo import info_of
+from poptorch.compiler.program import Program, Role
+from poptorch.errors import createPoptorchError
+
+UPDATED = "UpdatedVar___"
+
+
+def value_names(program: Program) -> dict[str, fx.Node]:
+    """Every name a user may anchor, and the value behind it."""
+    names: dict[str, fx.Node] = {}
+    for node, port in program.placeholders():
+        if port.role is Role.INPUT:
+            names["input" if port.index == 0 else f"input.{port.index}"] = node
+        else:
+            names[port.name] = node
+    for node in program.operations():
+        scope = info_of(node).scope
+        names[f"{scope}/{node.name}" if scope else node.name] = node
+    values = program.output_values()
+    first = len(program.results)
+    for offset, name in enumerate(program.gradients):
+        for spelling in (f"Gradient___{name}", f"Gradient___model.{name}"):
+            names[spelling] = values[first + offset]
+    if program.loss_result is not None:
+        names["loss"] = values[program.loss_result]
+    return names
+
+
+def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
+    """The parameter whose value after the update is asked for, if the name is of that kind."""
+    if not long_name.startswith(UPDATED):
+        return None
+    bare = long_name.removeprefix(UPDATED)
+    return next((p for p in parameters if bare in (p, f"model.{p}")), None)
+
+
+def add_anchors(program: Program, long_names: Iterable[str]) -> str:
+    """Make the named values outputs of the graph, behind results and gradients."""
+    known = value_names(program)
+    values = program.output_values()
+    for name in long_names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f" Did you mean one of {close}?" if close else ""
+            raise createPoptorchError(
+                f"Cannot anchor {name!r}: the compiled model has no tensor of this name.{hint} "
+                "getTensorNames() of a compiled model lists all names."
+            )
+        values.append(known[name])
+        program.anchors.append(name)
+    program.output_node.args = (tuple(values),)
+    return f"{len(program.anchors)} anchors"

@@ -1,0 +1,108 @@
+"""Values that do not depend on inputs, weights or random numbers: computed once, when the program is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from poptorch.compiler.opinfo import info_of
+from poptorch.compiler.passes.graphs import descendants, remove_dead_code
+from poptorch.compiler.program import Port, Program, Role, is_write
+
+_LARGEST = 65536
+"""Elements of a folded value: a larger one would occupy memory for the life of the program to save little."""
+
+
+def drop_writes_to_constants(program: Program) -> str:
+    """A plain tensor attribute is no state: changes to it in ``forward`` do not outlive the micro-batch."""
+    constants = {node for node, port in program.placeholders() if port.role is Role.CONSTANT}
+    writes = [n for n in program.operations() if is_write(n) and n.args[0] in constants]
+    for node in writes:
+        source = node.args[1]
+        assert isinstance(source, fx.Node)
+        node.replace_all_uses_with(source)
+        program.graph.erase_node(node)
+    return f"dropped {len(writes)} writes"
+
+
+def host_results(program: Program) -> dict[int, torch.Tensor]:
+    """Results that no device operation contributes to, by position, with their values."""
+    varying = _varying(program)
+    constant = {
+        i: value
+        for i, value in enumerate(program.output_values()[: len(program.results)])
+        if not isinstance(value, fx.Node) or value not in varying
+    }
+    return {i: _evaluate(program, v) if isinstance(v, fx.Node) else v for i, v in constant.items()}
+
+
+def fold_constants(program: Program) -> str:
+    """Turn operations on constants into constants, where the result is small."""
+    varying = _varying(program)
+    frontier = [
+        n
+        for n in program.operations()
+        if n not in varying
+        and isinstance(n.meta.get("val"), torch.Tensor)
+        and n.meta["val"].numel() <= _LARGEST
+        and any(user in varying or user.op == "output" for user in n.users)
+    ]
+    for node in frontier:
+        _become_constant(program, node, _evaluate(program, node))
+    remove_dead_code(program)
+    _drop_unused_constants(program)
+    return f"folded {len(frontier)} values"
+
+
+def _varying(program: Program) -> set[fx.Node]:
+    """Nodes that change from call to call or from micro-batch to micro-batch, or that act on the world."""
+    starts = [node for node, port in program.placeholders() if port.role is not Role.CONSTANT]
+    starts += [n for n in program.operations() if info_of(n).random is not None or n.is_impure(impure_random=False)]
+    return descendants(starts)
+
+
+def _evaluate(program: Program, node: fx.Node) -> torch.Tensor:
+    """The value of a node that depends on constants only."""
+    ports = {n: program.constants[p.name] for n, p in program.placeholders() if p.role is Role.CONSTANT}
+    known: dict[fx.Node, Any] = dict(ports)
+
+    def value(item: fx.Node) -> Any:
+        if item not in known:
+            if item.op == "get_attr":
+                known[item] = getattr(program.graph_module, str(item.target))
+            else:
+                args = fx.node.map_arg(item.args, value)
+                kwargs = fx.node.map_arg(item.kwargs, value)
+                known[item] = item.target(*args, **kwargs)  # type: ignore[operator]
+        return known[item]
+
+    with torch.no_grad():
+        result = value(node)
+    assert isinstance(result, torch.Tensor)
+    return result.detach().clone()
+
+
+def _become_constant(program: Program, node: fx.Node, value: torch.Tensor) -> None:
+    index = len(program.ports_of(Role.CONSTANT))
+    name = f"constant {index}"
+    while name in program.constants:
+        index += 1
+        name = f"constant {index}"
+    last = program.placeholders()[-1][0] if program.ports else None
+    first = next(iter(program.graph.nodes))
+    with program.graph.inserting_after(last) if last is not None else program.graph.inserting_before(first):
+        placeholder = program.graph.placeholder(name.replace(" ", "_"))
+    placeholder.meta["val"] = node.meta["val"]
+    program.ports.append(Port(Role.CONSTANT, name, index, tuple(value.shape), value.dtype))
+    program.constants[name] = value
+    node.replace_all_uses_with(placeholder)
+
+
+def _drop_unused_constants(program: Program) -> None:
+    for node, port in program.placeholders():
+        if port.role is Role.CONSTANT and not node.users:
+            program.graph.erase_node(node)
+            program.ports.remove(port)
+            program.constants.pop(port.name)

@@ -1,0 +1,79 @@
+"""What several passes need: looking at views, ancestors and dead code."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from poptorch.compiler.program import Program, is_write
+
+aten = torch.ops.aten
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's value may share memory with its first argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """The node that allocated the memory that ``node`` looks at."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def descendants(starts: Iterable[fx.Node]) -> set[fx.Node]:
+    """Everything computed from ``starts``, these included."""
+    seen = set(starts)
+    queue = list(seen)
+    while queue:
+        for user in queue.pop().users:
+            if user not in seen:
+                seen.add(user)
+                queue.append(user)
+    return seen
+
+
+def has_side_effect(node: fx.Node) -> bool:
+    """Whether the node must stay although nobody uses its value. Random draws are pure: they are numbered."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return is_write(node) or node.is_impure(impure_random=False)
+
+
+def remove_dead_code(program: Program) -> int:
+    """Drop what nobody needs; returns how many operations went."""
+    before = len(program.graph.nodes)
+    program.graph.eliminate_dead_code(has_side_effect)
+    return before - len(program.graph.nodes)
+
+
+def insert_call(
+    program: Program, before: fx.Node, target: object, args: tuple[object, ...], like: fx.Node, **kwargs: object
+) -> fx.Node:
+    """Insert one operation whose value and annotations are derived from ``like`` by running it on fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def fake(value: object) -> object:
+        return value.meta["val"] if isinstance(value, fx.Node) else value
+
+    with program.graph.inserting_before(before):
+        node = program.graph.call_function(target, args, kwargs)  # type: ignore[arg-type]
+    fakes = [fake(a) for a in args]
+    mode = next(f.fake_mode for f in fakes if isinstance(f, FakeTensor))
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*fakes, **kwargs)  # type: ignore[operator]
+    if "poptorch" in like.meta:
+        node.meta["poptorch"] = like.meta["poptorch"]
+    return node

@@ -1,0 +1,85 @@
+"""What leaves the program: supported types, contiguous memory of its own, never a view of a weight or an input."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from poptorch._logging import warn_once
+from poptorch.compiler.passes.graphs import insert_call, storage_root
+from poptorch.compiler.program import Program, is_write, value_of
+from poptorch.errors import createPoptorchError
+
+aten = torch.ops.aten
+
+NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float16}
+_RETURNABLE = frozenset(
+    {torch.float32, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, *NARROWED}
+)
+
+
+def narrow_result(tensor: torch.Tensor) -> torch.Tensor:
+    """A host value in the type that the device would have returned."""
+    check_returnable(tensor.dtype)
+    return tensor.to(NARROWED.get(tensor.dtype, tensor.dtype))
+
+
+def check_returnable(dtype: torch.dtype) -> None:
+    """Refuse element types that the device cannot send to the host."""
+    if dtype not in _RETURNABLE:
+        raise createPoptorchError(f"Returning a {dtype} is not supported")
+
+
+def own_outputs(program: Program) -> str:
+    """Narrow the results' types and give every output memory of its own."""
+    output = program.output_node
+    values = program.output_values()
+    end = next((n for n in program.operations() if is_write(n)), output)
+    gradients = range(len(program.results), len(program.results) + len(program.gradients))
+    seen: set[fx.Node] = set()
+    copies = 0
+    for index, value in enumerate(values):
+        if index in gradients:
+            # The update reads gradients while it writes weights, and may scale them in place.
+            fresh = value if _is_owned(value, seen) else _copy(program, value, end)
+        else:
+            fresh = _fresh_result(program, _narrowed(program, value, end), end, seen)
+        copies += fresh is not value
+        seen.add(storage_root(fresh))
+        values[index] = fresh
+    output.args = (tuple(values),)
+    return f"{copies} outputs copied"
+
+
+def _narrowed(program: Program, value: fx.Node, end: fx.Node) -> fx.Node:
+    dtype = value_of(value).dtype
+    check_returnable(dtype)
+    if dtype not in NARROWED:
+        return value
+    warn_once(
+        f"narrow {dtype}",
+        f"{str(dtype).removeprefix('torch.').capitalize()} is not supported natively on IPU, a result of this type is "
+        f"returned as {NARROWED[dtype]}.",
+    )
+    return insert_call(program, end, aten._to_copy.default, (value,), value, dtype=NARROWED[dtype])
+
+
+def _fresh_result(program: Program, value: fx.Node, end: fx.Node, seen: set[fx.Node]) -> fx.Node:
+    if _is_owned(value, seen) and value_of(value).is_contiguous() and not _is_part_of_larger(value):
+        return value
+    return _copy(program, value, end)
+
+
+def _is_owned(value: fx.Node, seen: set[fx.Node]) -> bool:
+    root = storage_root(value)
+    return root.op != "placeholder" and root not in seen
+
+
+def _is_part_of_larger(value: fx.Node) -> bool:
+    """A small view would keep the whole of a large value alive in the user's hands."""
+    root = storage_root(value).meta.get("val")
+    return isinstance(root, torch.Tensor) and root.numel() > value_of(value).numel()
+
+
+def _copy(program: Program, value: fx.Node, end: fx.Node) -> fx.Node:
+    return insert_call(program, end, aten.clone.default, (value,), value, memory_format=torch.contiguous_format)

@@ -1,0 +1,41 @@
+"""The compile pipeline: one readable list of passes over the Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from poptorch._logging import backend
+from poptorch.compiler.passes.constants import drop_writes_to_constants, fold_constants
+from poptorch.compiler.passes.outputs import own_outputs
+from poptorch.compiler.passes.simplify import simplify
+from poptorch.compiler.program import Program
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of the pipeline; ``apply`` changes the Program and says what it did."""
+
+    name: str
+    apply: Callable[[Program], str]
+
+
+LOWERING: tuple[Pass, ...] = (
+    Pass("drop writes to constants", drop_writes_to_constants),  # plain attributes are not state
+    Pass("simplify", simplify),  # before folding: fewer values to look at
+    Pass("fold constants", fold_constants),
+    Pass("own outputs", own_outputs),  # last: later passes must not make two outputs share memory
+)
+
+
+def lower(program: Program, passes: tuple[Pass, ...] = LOWERING, progress: Callable[[], None] | None = None) -> Program:
+    """Run the passes in order, checking the graph after each."""
+    for step in passes:
+        summary = step.apply(program)
+        program.graph.lint()
+        program.log.append(f"{step.name}: {summary}")
+        backend.debug("Pass %s: %s", step.name, summary)
+        if progress is not None:
+            progress()
+    program.graph_module.recompile()
+    return program

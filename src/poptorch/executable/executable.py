@@ -1,0 +1,54 @@
+"""The compiled model as data: the micro-batch program, the update programs and the loop around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.program import Program
+from poptorch.compiler.update import UpdateProgram
+from poptorch.enums import OutputMode
+from poptorch.executable.loop import Loop
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """An inner value that is returned by name after each call."""
+
+    short_name: str
+    long_name: str
+    mode: OutputMode
+    period: int
+    parameter: str | None = None
+    """Set when the value is a parameter after its update rather than a value of the micro-batch."""
+
+
+@dataclass
+class Executable:
+    """Everything the engine needs. Holds no reference to the user's model, options or optimizer."""
+
+    program: Program
+    micro_batch: Generated
+    loop: Loop
+    host_results: dict[int, torch.Tensor]
+    """Results that are constant, by position."""
+
+    update: UpdateProgram | None = None
+    accumulator_types: dict[str, torch.dtype] = field(default_factory=dict)
+    """Element type of each parameter's gradient accumulator, where it differs from the gradient's."""
+
+    anchors: list[Anchor] = field(default_factory=list)
+    running_mean: bool = False
+    """Whether gradients are averaged as they come, instead of summed."""
+
+    private_buffers: bool = False
+    """Whether each replica keeps buffers of its own."""
+
+    synthetic_data: int = 0
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether there is anything to run at all."""
+        return any(True for _ in self.program.operations()) or self.update is not None

@@ -1,0 +1,113 @@
+"""How one call repeats the micro-batch program, and which of its outputs are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from poptorch.enums import CommGroupType, OutputMode
+from poptorch.errors import createPoptorchError
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One micro-batch of a call: device iteration, accumulation step, replica."""
+
+    iteration: int
+    step: int
+    replica: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The nest of loops inside one call, slowest first: device iterations, accumulation steps, replicas.
+
+    >>> loop = Loop(device_iterations=2, gradient_accumulation=1, replicas=2)
+    >>> [loop.input_block(tick) for tick in loop.ticks()]
+    [0, 1, 2, 3]
+    """
+
+    device_iterations: int = 1
+    gradient_accumulation: int = 1
+    replicas: int = 1
+    input_group_size: int = 1
+    input_group_type: CommGroupType = CommGroupType.Consecutive
+    output_mode: OutputMode = OutputMode.All
+    return_period: int = 1
+
+    @property
+    def input_groups(self) -> int:
+        """How many different input slices one accumulation step needs."""
+        return self.replicas // self.input_group_size
+
+    @property
+    def input_factor(self) -> int:
+        """Rows of an input divided by the rows of a micro-batch."""
+        return self.device_iterations * self.gradient_accumulation * self.input_groups
+
+    @property
+    def micro_batches_per_update(self) -> int:
+        return self.gradient_accumulation * self.replicas
+
+    def ticks(self) -> Iterator[Tick]:
+        """All micro-batches of a call, in order."""
+        for iteration in range(self.device_iterations):
+            for step in range(self.gradient_accumulation):
+                for replica in range(self.replicas):
+                    yield Tick(iteration, step, replica)
+
+    def input_block(self, tick: Tick) -> int:
+        """Which slice of the inputs the micro-batch reads."""
+        if self.input_group_type is CommGroupType.Orthogonal:
+            group = tick.replica % self.input_groups
+        else:
+            group = tick.replica // self.input_group_size
+        return (tick.iteration * self.gradient_accumulation + tick.step) * self.input_groups + group
+
+    def multiplicity(self, mode: OutputMode | None = None, period: int | None = None) -> int:
+        """How many blocks an output consists of."""
+        mode, period = self._mode(mode, period)
+        if mode is OutputMode.All:
+            return self.device_iterations * self.gradient_accumulation * self.replicas
+        if mode is OutputMode.EveryN:
+            return self.device_iterations // period * self.gradient_accumulation * self.replicas
+        return self.replicas
+
+    def output_block(self, tick: Tick, mode: OutputMode | None = None, period: int | None = None) -> int | None:
+        """Where the micro-batch's output goes, or ``None`` when it is not returned."""
+        mode, period = self._mode(mode, period)
+        if mode is OutputMode.Sum:
+            return tick.replica
+        if mode is OutputMode.Final:
+            last = tick.iteration == self.device_iterations - 1 and tick.step == self.gradient_accumulation - 1
+            return tick.replica if last else None
+        iteration = tick.iteration
+        if mode is OutputMode.EveryN:
+            if (iteration + 1) % period:
+                return None
+            iteration //= period
+        return (iteration * self.gradient_accumulation + tick.step) * self.replicas + tick.replica
+
+    def check(self, mode: OutputMode | None = None, period: int | None = None) -> None:
+        """Refuse a return period that does not fit the device iterations."""
+        mode, period = self._mode(mode, period)
+        if mode is OutputMode.EveryN and (period > self.device_iterations or self.device_iterations % period):
+            raise createPoptorchError(
+                f"The output return period ({period}) of OutputMode.EveryN must divide deviceIterations "
+                f"({self.device_iterations})."
+            )
+
+    def _mode(self, mode: OutputMode | None, period: int | None) -> tuple[OutputMode, int]:
+        if mode is None:
+            return self.output_mode, self.return_period
+        return mode, period or 1
+
+    def explain(self) -> str:
+        """The factors of the batch dimension, for messages."""
+        parts = [f"deviceIterations {self.device_iterations}"]
+        if self.input_group_size == 1:
+            parts.append(f"replicationFactor {self.replicas}")
+        else:
+            parts.append(f"replicationFactor {self.replicas} / input group size {self.input_group_size}")
+        parts.append(f"gradientAccumulation {self.gradient_accumulation}")
+        return " * ".join(parts)

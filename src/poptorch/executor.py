@@ -1,0 +1,606 @@
+"""``trainingModel``, ``inferenceModel`` and the executor they return: a thin facade over capture, compiler and runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from poptorch import environment, instrumentation
+from poptorch._logging import backend, logger, set_repeat_limit
+from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
+from poptorch.capture.state import collect_state
+from poptorch.capture.structure import unflatten
+from poptorch.compilation import STEPS, Build, compile_model
+from poptorch.compiler.passes.anchors import UPDATED, value_names
+from poptorch.compiler.program import Program
+from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode
+from poptorch.errors import Error, createPoptorchError
+from poptorch.optim import SGD
+from poptorch.optimizer_link import OptimizerLink
+from poptorch.options import Options
+from poptorch.options.backend import announce_precision, validate_options
+from poptorch.outputs import DeviceTensor
+from poptorch.placement import counting
+from poptorch.printing import module_repr
+from poptorch.profiling import Channel
+from poptorch.runtime import counters, device
+from poptorch.runtime.engine import Engine
+
+
+class PoplarExecutor:
+    """A model wrapped for training or inference. Made by the two wrapping functions, not by users.
+
+    Calling it runs the compiled program; whatever else is asked of it and it does not have is asked of the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options | None,
+        training: bool,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        options = Options() if options is None else options
+        if not isinstance(options, Options):
+            raise createPoptorchError(
+                f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)"
+            )
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Expected a torch.nn.Module, got {type(model)}")
+        self._training = training
+        self._options = _resolved_copy(options, training)
+        self._user_model = model
+        self._link: OptimizerLink | None = None
+        self._build: Build | None = None
+        self._engine: Engine | None = None
+        self._device: device.Device | None = None
+        self._host_weights_stale = False
+        self._host_version = 0
+        self._uploaded_version = 0
+        self._watched = True
+        self._ran = False
+        self._random_state: list[int] | None = None
+        self._compile_time: datetime.timedelta | None = None
+        self._normalise = InputNormaliser()
+        if training:
+            self._prepare_training(model, optimizer)
+        else:
+            counting.check_inference_accumulation(
+                self._options._execution_strategy, self._options.Training.gradient_accumulation
+            )
+        self._captured = instrumentation.plain_shallow_copy(model)
+        self._signature = Signature(self._captured.forward)
+        self._model = model if training else instrumentation.shallow_copy(model)
+        if training:
+            instrumentation.instrument(model, self)
+        options._freeze()
+        self._options._freeze()
+        kind = "trainingModel" if training else "inferenceModel"
+        Channel(f"poptorch.{kind}").instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
+
+    def _prepare_training(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        if instrumentation.is_instrumented(model):
+            raise RuntimeError(
+                "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
+                "unwrap before wrapping again."
+            )
+        instrumentation.check_buffers(model)
+        if optimizer is None:
+            optimizer = SGD(model.parameters(), lr=0.01)
+        self._link = OptimizerLink(optimizer, self._options)
+        self._link.connect()
+        self._options.Training.set(
+            meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(self._link.spec.strategy)
+        )
+
+    # -- identity ------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model (training), or the shallow copy of it that this executor runs (inference)."""
+        return self._model
+
+    @property
+    def options(self) -> Options:
+        """The executor's own, frozen copy of the options."""
+        return self._options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and "_model" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def __repr__(self) -> str:
+        return module_repr(self._model)
+
+    @property
+    def weights_are_watched(self) -> bool:
+        """Whether a look at the weights is the user's (and needs fresh values) or our own."""
+        return self._watched
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        previous, self._watched = self._watched, False
+        try:
+            yield
+        finally:
+            self._watched = previous
+
+    # -- life cycle ----------------------------------------------------------------------------------------------
+
+    def isCompiled(self) -> bool:
+        """Whether there is a compiled program."""
+        return self._build is not None
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the program is loaded on a device."""
+        return self._build is not None and self._device is not None
+
+    def _compiled(self) -> tuple[Build, Engine]:
+        if self._build is None or self._engine is None:
+            raise createPoptorchError("Model has not been compiled or has been destroyed.")
+        return self._build, self._engine
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Capture and compile the model for arguments like these, and load it on the device.
+
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.Linear(2, 1))
+        >>> model.compile(torch.zeros(1, 2))
+        >>> model.isCompiled()
+        True
+        """
+        if self._build is not None:
+            logger.warning("Call to compile() ignored: model already compiled")
+            return
+        self._compile(self._bind(args, kwargs))
+
+    def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> BoundCall:
+        call = self._signature.bind(args, kwargs)
+        if self._options.Jit._tracing_requested:
+            check_tracing_rules(call, self._signature)
+        return call
+
+    def _compile(self, call: BoundCall) -> None:
+        started = time.monotonic()
+        validate_options(self._options.toDict())
+        announce_precision(self._options.Precision)
+        set_repeat_limit(self._options.max_repeat_logs)
+        self._check_target()
+        with self._unwatched(), _Progress(self._options) as progress:
+            self.copyWeightsToHostIfNeeded()
+            if self._link is not None:
+                self._link.check()
+            spec = self._link.spec if self._link is not None else None
+            build = compile_model(self._captured, call, self._options, self._training, spec, progress.step)
+            self._check_updatable_buffers(build)
+            engine = Engine(build.executable)
+            self._attach(build)
+            engine.upload(self._host_tensors())
+            self._build, self._engine = build, engine
+            if self._link is not None:
+                self._link.compiled(build, engine, self._parameter_names(), self._is_offline())
+            self._load()
+        self._compile_time = datetime.timedelta(seconds=time.monotonic() - started)
+
+    def _load(self) -> None:
+        """The device is attached: random state and optimizer state follow the weights."""
+        _, engine = self._compiled()
+        if self._random_state is None and self._options.exists("random_seed"):
+            self._random_state = [self._options.random_seed]
+        if self._random_state is not None:
+            self._send_random_state(engine)
+        if self._link is not None and not self._is_offline():
+            self._link.attached(self._save_weights)
+
+    def _check_target(self) -> None:
+        options = self._options
+        uses_model = self._uses_ipu_model()
+        if self._is_offline() and uses_model:
+            raise createPoptorchError("ConnectionType.Never is not supported for the IPU model")
+        if self._is_offline() and options.exists("ipu_id"):
+            raise createPoptorchError("Offline compilation targeting a specific id not supported")
+        if options._Popart.options.get("instrumentWithHardwareCycleCounter"):
+            if uses_model or self._is_offline():
+                raise createPoptorchError("Cycle count logging is only supported on actual IPU hardware.")
+        if uses_model and options._Popart.options.get("enableEngineCaching"):
+            logger.warning("enableExecutableCaching doesn't work with the IPU model")
+
+    def _uses_ipu_model(self) -> bool:
+        if self._options.exists("use_model"):
+            return bool(self._options.use_model)
+        return environment.ipu_model_request().enabled
+
+    def _is_offline(self) -> bool:
+        return self._options.connection_type == ConnectionType.Never
+
+    def _attach(self, build: Build) -> None:
+        """Reserve the IPUs of the program."""
+        if self._is_offline():
+            return
+        simulated = self._uses_ipu_model()
+        needed = counting.reserve_ipus(
+            build.ipus_per_replica,
+            self._options.replication_factor,
+            auto_round=self._options.auto_round_num_ipus,
+            hardware=not simulated,
+        )
+        if simulated or needed == 0:
+            self._device = device.simulated(needed)
+            return
+        chosen = self._options.ipu_id if self._options.exists("ipu_id") else None
+        self._device = device.acquire(needed, chosen, self)
+
+    def attachToDevice(self) -> None:
+        """Reserve a device for the compiled program and load everything on it."""
+        assert not self._is_offline(), "Trying to attach to an offline device"
+        build, engine = self._compiled()
+        if self._device is not None:
+            raise createPoptorchError("Device is already attached")
+        self._attach(build)
+        with self._unwatched():
+            self._upload(engine)
+        self._load()
+
+    def detachFromDevice(self) -> None:
+        """Bring everything to the host and release the device; the compiled program is kept."""
+        _, engine = self._compiled()
+        if self._device is None:
+            raise createPoptorchError("Device is not attached")
+        self._read_random_state(engine)
+        if self._training:
+            self.copyWeightsToHostIfNeeded()
+        if self._link is not None:
+            self._link.read_back()
+        self._device.release()
+        self._device = None
+
+    def destroy(self) -> None:
+        """Release program and device; for training, leave the trained weights in the user's model and unwrap it."""
+        if self._build is not None:
+            if self._training:
+                self.copyWeightsToHostIfNeeded()
+            if self._link is not None:
+                self._link.disconnect()
+            if self._device is not None:
+                self._device.release()
+            self._build = self._engine = self._device = None
+            self._ran = False
+            self._random_state = None
+        if self._training and instrumentation.owner_of(self._user_model) is self:
+            instrumentation.restore(self._user_model)
+
+    def __del__(self) -> None:
+        # A training executor may be dropped without destroy(): what it learned must not be lost.
+        if sys.is_finalizing() or not self.__dict__.get("_host_weights_stale"):
+            return
+        with contextlib.suppress(Error, RuntimeError):
+            self.copyWeightsToHost()
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def _host_tensors(self) -> dict[str, torch.Tensor]:
+        return {entry.name: entry.tensor for entry in collect_state(self._captured)}
+
+    def _parameter_names(self) -> dict[int, str]:
+        return {id(entry.tensor): entry.name for entry in collect_state(self._captured)}
+
+    def _upload(self, engine: Engine) -> None:
+        backend.debug("Writing weights from host to IPU memory.")
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            engine.upload(self._host_tensors())
+
+    def copyWeightsToDevice(self) -> None:
+        """Overwrite the device's parameters and buffers with the host's; training not yet fetched is lost."""
+        _, engine = self._compiled()
+        self._check_attached()
+        if self._link is not None:
+            self._link.read_back()
+        self._host_weights_stale = False
+        with self._unwatched():
+            self._upload(engine)
+
+    def _check_attached(self) -> None:
+        if self._device is None:
+            raise createPoptorchError(
+                "Device is not attached: call attachToDevice() before copying weights between host and device"
+            )
+
+    def copyWeightsToHost(self) -> None:
+        """Overwrite the host's parameters and buffers with the device's."""
+        _, engine = self._compiled()
+        self._check_attached()
+        backend.debug("Writing weights from IPU to host.")
+        # Cleared first: writing to the user's tensors looks at them.
+        self._host_weights_stale = False
+        with self._unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            values = engine.download()
+            for name, tensor in self._host_tensors().items():
+                tensor.copy_(values[name])
+        self._host_version += 1
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Fetch weights if the device trained since the last time; tells whether it did."""
+        if not self._host_weights_stale:
+            return False
+        logger.debug("Implicit copyWeightsToHost()")
+        self.copyWeightsToHost()
+        return True
+
+    def _save_weights(self) -> None:
+        self.copyWeightsToHostIfNeeded()
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """Load into the user's model and, if attached, onto the device."""
+        with self._unwatched():
+            result = self._model.load_state_dict(state_dict, strict)
+        self._host_weights_stale = False
+        if self.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        return result
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Refresh the buffers declared with ``Options.updatableNamedBuffers`` from the host, and nothing else."""
+        _, engine = self._compiled()
+        names = self._options._Popart.options.get("updatableNamedBuffers")
+        if not names:
+            raise createPoptorchError(
+                "No named buffers marked as updatable: list them with poptorch.Options().updatableNamedBuffers([...])"
+            )
+        with self._unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            engine.upload_buffers(self._host_tensors(), list(names))
+
+    def _check_updatable_buffers(self, build: Build) -> None:
+        known = {name for name, _ in self._captured.named_buffers()}
+        for name in self._options._Popart.options.get("updatableNamedBuffers", ()):
+            if name not in known:
+                raise createPoptorchError(
+                    f"Buffer {name}, marked as updatable, does not exist: the model has {sorted(known)}"
+                )
+
+    def _follow_training(self) -> None:
+        """Before inference: take over what a training executor of the same model learned."""
+        owner = instrumentation.owner_of(self._user_model)
+        if owner is None or owner is self:
+            return
+        owner.copyWeightsToHostIfNeeded()
+        if owner._host_version != self._uploaded_version:
+            logger.debug("Implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+            self._uploaded_version = owner._host_version
+
+    # -- optimizer and random numbers ----------------------------------------------------------------------------
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Replace the optimizer, or re-read the attributes of the current one."""
+        if self._link is None:
+            raise createPoptorchError("setOptimizer() needs a training model: this one is for inference")
+        with self._unwatched():
+            self._link.replace(optimizer, self._save_weights)
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """Seed and position of the device's random numbers."""
+        _, engine = self._compiled()
+        if self._ran:
+            self._read_random_state(engine)
+        return None if self._random_state is None else list(self._random_state)
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int]) -> None:
+        _, engine = self._compiled()
+        self._random_state = list(state)
+        if self.isAttachedToDevice():
+            self._send_random_state(engine)
+
+    def _read_random_state(self, engine: Engine) -> None:
+        if self._ran:
+            backend.debug("Reading random seed")
+            backend.debug("Reading RNG state")
+            self._random_state = engine.rng_state
+            self._ran = False
+
+    def _send_random_state(self, engine: Engine) -> None:
+        assert self._random_state is not None
+        backend.debug("Setting random seed to %d", self._random_state[0])
+        if len(self._random_state) > 1:
+            backend.debug("Setting RNG state")
+        engine.rng_state = self._random_state
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program on these arguments, the same that the user model's ``forward`` takes."""
+        assert self._options.connection_type != ConnectionType.Never, "Trying to run a model on an offline device"
+        call = self._bind(args, kwargs)
+        if self._build is None:
+            self._compile(call)
+        elif self._device is None:
+            self.attachToDevice()
+        build, engine = self._compiled()
+        if not self._training:
+            self._follow_training()
+        given = build.layout.tensors_of(call)
+        if self._link is not None:
+            with self._unwatched():
+                self._link.upload(self._save_weights)
+        inputs = [
+            self._normalise(tensor, spec.path) for tensor, spec in zip(given, build.layout.specs, strict=True)
+        ]
+        results = engine.run(inputs)
+        self._after_run(build, given, inputs)
+        return self._rebuild(build, results)
+
+    def _after_run(self, build: Build, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        for index in build.written_inputs:
+            original, used = given[index], inputs[index]
+            if original is not used and original.is_contiguous():
+                original.detach().copy_(used)
+        self._ran = True
+        if self._training:
+            self._host_weights_stale = True
+            if self._link is not None:
+                self._link.ran()
+
+    def _rebuild(self, build: Build, results: Sequence[torch.Tensor]) -> Any:
+        constants = build.executable.host_results
+        tensors = [
+            (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
+            for i, position in enumerate(build.result_positions)
+        ]
+        return unflatten(build.output_structure, tensors)
+
+    # -- looking inside ------------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """The compiled program of one micro-batch; ``print`` it to read it."""
+        return self._compiled()[0].executable.program
+
+    def getTensorNames(self) -> list[str]:
+        """The names of all tensors of the compiled graph."""
+        assert self._build is not None, "Model must be compiled before calling getTensorNames"
+        program = self._build.executable.program
+        names = list(value_names(program))
+        if self._build.optimizer is not None:
+            parameters = [name for group in self._build.executable.update.parameters for name in group]  # type: ignore[union-attr]
+            names += [f"{UPDATED}{name}" for name in parameters]
+            names += [f"{UPDATED}model.{name}" for name in parameters]
+            names += sorted({n for group in self._build.optimizer.hyper() for n in group})
+        return names
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """The value that an anchored tensor had in the latest call."""
+        anchored = self._engine.anchored if self._engine is not None else {}
+        assert short_name in anchored, f"No tensor with name {short_name} found"
+        return anchored[short_name]
+
+    def cycleCount(self) -> int:
+        """Device cycles of the last run."""
+        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter"):
+            raise createPoptorchError(
+                "Cycle count logging is disabled. Please set option logCycleCount to True to enable."
+            )
+        if self._engine is None or not self.counters_have_run():
+            raise createPoptorchError("Please run the model at least once before obtaining cycle count.")
+        raise createPoptorchError(
+            "The IPU Model that predicts cycles is not part of this release: there is no cycle count to report"
+        )
+
+    def counters_have_run(self) -> bool:
+        """Whether the compiled program was called at least once."""
+        return self._engine is not None and bool(self._engine.counters.output_complete)
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long the last compilation took."""
+        if self._build is None or self._compile_time is None:
+            raise createPoptorchError("Please compile the model before obtaining compilation time.")
+        if not self._options._show_compilation_progress_bar:
+            raise createPoptorchError(
+                "Please set showCompilationProgressBar option to obtain compilation time."
+            )
+        return self._compile_time
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """Time stamps of the inputs and outputs of the last call."""
+        if self._engine is None:
+            return {key: [[]] for key in counters.EMPTY}
+        return self._engine.counters.as_dict()
+
+    def getHostIpuLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the request of an input to its delivery."""
+        return counters.latency(self.getPerfCounters(), "input", "input_complete")
+
+    def getComputeLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the last input to the last output."""
+        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=False)
+
+    def getIpuHostLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the first output to the delivery of the last."""
+        return counters.latency(self.getPerfCounters(), "output", "output_complete")
+
+    def getLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the request of an input to the delivery of the output."""
+        return counters.latency(self.getPerfCounters(), "input", "output_complete")
+
+
+class _Progress:
+    """The progress bar of one compilation; closed whatever happens."""
+
+    def __init__(self, options: Options) -> None:
+        self._bar = options.toDict().get("compilation_progress_bar_fn")
+        self._done = 0
+        self._total = STEPS + 1
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def step(self) -> None:
+        self._done += 1
+        self._show(min(self._done, self._total - 1))
+
+    def _show(self, done: int) -> None:
+        if self._bar is not None:
+            self._bar(done, self._total)
+
+    def __exit__(self, *error: object) -> None:
+        self._show(self._total)
+
+
+def _resolved_copy(options: Options, training: bool) -> Options:
+    """The executor's own options: the output mode decided, anchors completed."""
+    copied = options.clone()
+    if copied.defaultOutputMode():
+        copied.outputMode(OutputMode.Final if training else OutputMode.All)
+    for anchor in copied.anchored_tensors.values():
+        if anchor[1]:
+            anchor[2] = copied.output_mode
+            anchor[3] = copied.output_return_period if copied.output_mode == OutputMode.EveryN else 1
+    return copied
+
+
+def _unwrapped(model: Any) -> Any:
+    return model._user_model if isinstance(model, PoplarExecutor) else model
+
+
+def trainingModel(
+    model: nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
+    """Wrap a model for training on virtual IPUs: forward, backward and weight update in one compiled program.
+
+    The model must compute its loss in ``forward``. Without an optimizer, SGD with a learning rate of 0.01 is used.
+
+    >>> import poptorch
+    >>> class WithLoss(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(2, 1)
+    ...     def forward(self, x, target):
+    ...         y = self.layer(x)
+    ...         return y, torch.nn.functional.mse_loss(y, target)
+    >>> training = poptorch.trainingModel(WithLoss())
+    >>> output, loss = training(torch.ones(4, 2), torch.zeros(4, 1))
+    >>> output.shape
+    torch.Size([4, 1])
+    """
+    return PoplarExecutor(_unwrapped(model), options, training=True, optimizer=optimizer)
+
+
+def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
+    """Wrap a model for inference on virtual IPUs.
+
+    >>> import poptorch
+    >>> inference = poptorch.inferenceModel(torch.nn.ReLU())
+    >>> inference(torch.tensor([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+    return PoplarExecutor(_unwrapped(model), options, training=False)

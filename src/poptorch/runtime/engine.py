@@ -1,0 +1,263 @@
+"""The engine: an executable with its device memory, running whole calls without any of the user's Python."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from poptorch.compiler.codegen.randomness import RandomSource, mix
+from poptorch.compiler.program import Role
+from poptorch.compiler.update import State
+from poptorch.executable.executable import Executable
+from poptorch.executable.loop import Loop, Tick
+from poptorch.runtime.accumulate import GradientAccumulator
+from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.streams import OutputStream
+
+
+class Engine:
+    """Device memory and the loop over it."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+        program = executable.program
+        self._loop: Loop = executable.loop
+        self._parameter_names = [p.name for p in program.ports_of(Role.PARAMETER)]
+        self._buffer_names = [p.name for p in program.ports_of(Role.BUFFER)]
+        self._types = {p.name: p.dtype for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
+        self._constants = [program.constants[p.name] for p in program.ports_of(Role.CONSTANT)]
+        self._parameters: list[torch.Tensor] = []
+        self._by_name: dict[str, torch.Tensor] = {}
+        self._buffers: list[list[torch.Tensor]] = []
+        self._run_micro_batch = executable.micro_batch.run
+        self._num_device_results = len(program.results)
+        self._num_gradients = len(program.gradients)
+        self._accumulator = GradientAccumulator(executable)
+        self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
+        self.optimizer_state: list[State] = []
+        self.hyper: list[Mapping[str, torch.Tensor]] = []
+        self.loss_scale = torch.ones(())
+        self.counters = PerfCounters(
+            num_inputs=len(program.ports_of(Role.INPUT)), num_outputs=self._num_device_results
+        )
+        self.anchored: dict[str, torch.Tensor] = {}
+        self.seed: int | None = None
+        self._position = 0
+        self._simple = self._is_simple()
+
+    def _is_simple(self) -> bool:
+        """One inference micro-batch a call: the loop has nothing to do."""
+        loop = self._loop
+        once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
+        e = self.executable
+        return once and not e.program.training and not e.anchors and not e.synthetic_data
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy host parameters and buffers to the device; every replica starts from the same values."""
+        if not self._parameters and not self._buffers:
+            self._allocate(tensors)
+            return
+        for name, target in zip(self._parameter_names, self._parameters, strict=True):
+            target.copy_(tensors[name])
+        self.upload_buffers(tensors, self._buffer_names)
+
+    def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+        """Copy some host buffers to the device."""
+        for buffers in self._replica_buffers():
+            for name, target in zip(self._buffer_names, buffers, strict=True):
+                if name in names:
+                    target.copy_(tensors[name])
+
+    def _allocate(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        def device_copy(name: str) -> torch.Tensor:
+            return tensors[name].detach().to(self._types[name], copy=True, memory_format=torch.contiguous_format)
+
+        self._parameters = [device_copy(name) for name in self._parameter_names]
+        self._by_name = dict(zip(self._parameter_names, self._parameters, strict=True))
+        copies = self._loop.replicas if self.executable.private_buffers else 1
+        private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
+        self._buffers = private if copies > 1 else private * self._loop.replicas
+
+    def _replica_buffers(self) -> list[list[torch.Tensor]]:
+        return list({id(b): b for b in self._buffers}.values())
+
+    def download(self) -> dict[str, torch.Tensor]:
+        """Device parameters and buffers by name (not copied; those of the first replica)."""
+        buffers = self._buffers[0] if self._buffers else []
+        return {
+            **dict(zip(self._parameter_names, self._parameters, strict=True)),
+            **dict(zip(self._buffer_names, buffers, strict=True)),
+        }
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """One device parameter."""
+        return self._by_name[name]
+
+    # -- random numbers ------------------------------------------------------------------------------------------
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """Seed and position of the random streams; ``None`` before anything fixed them."""
+        if self.seed is None:
+            return None
+        return [self.seed, self._position] if self._position else [self.seed]
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int]) -> None:
+        self.seed = int(state[0])
+        self._position = int(state[1]) if len(state) > 1 else 0
+
+    def _random(self, tick: Tick) -> RandomSource:
+        assert self.seed is not None
+        return RandomSource(mix(self.seed, self._position, tick.replica))
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One call: all device iterations, accumulation steps, replicas and weight updates. Returns the results."""
+        if self.seed is None:
+            self.seed = secrets.randbits(62)
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            if self._simple:
+                return self._run_once(inputs)
+            return self._run_loop(self._synthetic(inputs))
+
+    def _run_once(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        counters, now = self.counters, time.perf_counter
+        started = now()
+        random = self._random(Tick(0, 0, 0))
+        outputs = self._run_micro_batch(
+            self._parameters, self._buffers[0], self._constants, inputs, (), random
+        )
+        self._position += 1
+        ended = now()
+        counters.input = counters.input_complete = [started]
+        counters.output = counters.output_complete = [ended]
+        return list(outputs)
+
+    def _run_loop(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        executable, loop = self.executable, self._loop
+        results = [OutputStream(loop) for _ in range(self._num_device_results)]
+        anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
+        stamps = _Stamps(loop, executable.synthetic_data != 0)
+        first_anchor = self._num_device_results + self._num_gradients
+        scale = (self.loss_scale,) if self._scaled else ()
+        for tick in loop.ticks():
+            stamps.input()
+            block = self._slice(inputs, loop.input_block(tick))
+            stamps.input_complete()
+            outputs = self._run_micro_batch(
+                self._parameters, self._buffers[tick.replica], self._constants, block, scale, self._random(tick)
+            )
+            stamps.output(tick)
+            for stream, value in zip(results, outputs, strict=False):
+                stream.put(tick, value)
+            stamps.output_complete(tick)
+            if self._num_gradients:
+                self._accumulator.add(outputs[self._num_device_results : first_anchor])
+            if tick.replica == loop.replicas - 1:
+                self._position += 1
+                if tick.step == loop.gradient_accumulation - 1:
+                    self._update()
+            self._anchor(tick, anchors, outputs[first_anchor:])
+        stamps.store(self.counters)
+        self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
+        return self._returned(results)
+
+    def _anchor(self, tick: Tick, streams: Sequence[OutputStream], values: Sequence[torch.Tensor]) -> None:
+        inner = iter(values)
+        for anchor, stream in zip(self.executable.anchors, streams, strict=True):
+            if anchor.parameter is None:
+                stream.put(tick, next(inner))
+            else:
+                stream.put(tick, self.parameter(anchor.parameter).clone())
+
+    def _slice(self, inputs: Sequence[torch.Tensor], block: int) -> Sequence[torch.Tensor]:
+        factor = self._loop.input_factor
+        if factor == 1:
+            return inputs
+        result = []
+        for tensor in inputs:
+            rows = tensor.shape[0] // factor
+            result.append(tensor.narrow(0, block * rows, rows))
+        return result
+
+    def _update(self) -> None:
+        update = self.executable.update
+        if update is None:
+            return
+        gradients = self._accumulator.take()
+        params = [[self._by_name[name] for name in group] for group in update.parameters]
+        grads = [[gradients[name] for name in group] for group in update.parameters]
+        update(params, grads, self.optimizer_state, self.hyper)
+
+    def _synthetic(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """With synthetic data the host's inputs are not read: the device makes up its own."""
+        mode = self.executable.synthetic_data
+        if not mode:
+            return inputs
+        generator = torch.Generator().manual_seed(mix(self.seed or 0, mode))
+        fill = {1: _zeros, 2: _normal, 3: _uniform}[mode]
+        return [fill(t, generator) if t.is_floating_point() else torch.zeros_like(t) for t in inputs]
+
+    def _returned(self, streams: Sequence[OutputStream]) -> list[torch.Tensor]:
+        values = [stream.take() for stream in streams]
+        if self.executable.synthetic_data:
+            return [torch.zeros_like(v) for v in values]  # nothing was sent to the host
+        return values
+
+
+def _zeros(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.zeros_like(tensor)
+
+
+def _normal(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty_like(tensor).normal_(generator=generator)
+
+
+def _uniform(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty_like(tensor).uniform_(generator=generator)
+
+
+class _Stamps:
+    """Takes the times of one call."""
+
+    def __init__(self, loop: Loop, silent: bool) -> None:
+        self._loop = loop
+        self._silent = silent
+        self._input: list[float] = []
+        self._input_complete: list[float] = []
+        self._output: list[float] = []
+        self._output_complete: list[float] = []
+
+    def input(self) -> None:
+        self._input.append(time.perf_counter())
+
+    def input_complete(self) -> None:
+        self._input_complete.append(time.perf_counter())
+
+    def output(self, tick: Tick) -> None:
+        if self._is_returned(tick):
+            self._output.append(time.perf_counter())
+
+    def output_complete(self, tick: Tick) -> None:
+        if self._is_returned(tick):
+            self._output_complete.append(time.perf_counter())
+
+    def _is_returned(self, tick: Tick) -> bool:
+        loop = self._loop
+        block = loop.output_block(tick)
+        last = tick.iteration == loop.device_iterations - 1 and tick.step == loop.gradient_accumulation - 1
+        return block is not None and (last or loop.output_mode.name != "Sum")
+
+    def store(self, counters: PerfCounters) -> None:
+        """Hand the times over; with synthetic data nothing moved."""
+        kept = ([], [], [], []) if self._silent else (
+            self._input, self._input_complete, self._output, self._output_complete
+        )  # fmt: skip
+        counters.input, counters.input_complete, counters.output, counters.output_complete = kept

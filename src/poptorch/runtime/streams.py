@@ -1,0 +1,59 @@
+"""What comes back from a call: blocks of output gathered as the output mode asks."""
+
+from __future__ import annotations
+
+import torch
+
+from poptorch.enums import OutputMode
+from poptorch.executable.loop import Loop, Tick
+
+
+class OutputStream:
+    """Collects one output over the micro-batches of a call, into memory that is new for each call."""
+
+    def __init__(self, loop: Loop, mode: OutputMode | None = None, period: int | None = None) -> None:
+        self._loop = loop
+        self._mode = loop.output_mode if mode is None else mode
+        self._period = loop.return_period if mode is None else (period or 1)
+        self._multiplicity = loop.multiplicity(self._mode, self._period)
+        self._alone = self._multiplicity == 1 and self._mode is not OutputMode.Sum
+        self._sums = self._mode is OutputMode.Sum
+        self._whole: torch.Tensor | None = None
+
+    def put(self, tick: Tick, value: torch.Tensor) -> None:
+        """Take the value that one micro-batch produced."""
+        block = self._loop.output_block(tick, self._mode, self._period)
+        if block is None:
+            return
+        if self._alone:
+            self._whole = value
+            return
+        if self._whole is None:
+            self._whole = _blocks(value, self._multiplicity)
+        target = _block(self._whole, value, block, self._multiplicity)
+        if self._sums and (tick.iteration or tick.step):
+            target.add_(value)
+        else:
+            target.copy_(value)
+
+    def take(self) -> torch.Tensor:
+        """The gathered output; the stream is empty afterwards."""
+        whole, self._whole = self._whole, None
+        assert whole is not None
+        return whole
+
+
+def _blocks(value: torch.Tensor, count: int) -> torch.Tensor:
+    if count == 1:
+        return torch.empty_like(value)
+    shape = (count, *value.shape[1:]) if value.ndim == 0 else (count * value.shape[0], *value.shape[1:])
+    return torch.empty(shape, dtype=value.dtype)
+
+
+def _block(whole: torch.Tensor, value: torch.Tensor, index: int, count: int) -> torch.Tensor:
+    if count == 1:
+        return whole
+    if value.ndim == 0:
+        return whole[index]
+    rows = value.shape[0]
+    return whole.narrow(0, index * rows, rows)
