@@ -14,7 +14,9 @@ SCRIPT = ROOT / "scripts" / "generate_option_stubs.py"
 
 
 def test_the_stub_file_is_up_to_date():
-    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
 
 

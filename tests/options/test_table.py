@@ -1,4 +1,4 @@
-"""Every row of the option table, one by one: its setter exists, stores, refuses, chains and freezes as it says."""
+"""Every row of the option table, one by one: its setter stores, refuses, chains and freezes as it says."""
 
 from __future__ import annotations
 

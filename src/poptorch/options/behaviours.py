@@ -352,6 +352,15 @@ def set_env_var_names(distributed: Any, var_num_processes: str, var_process_id: 
     configure_process_id(distributed, process_id, num_processes)
 
 
+# --- Jit ----------------------------------------------------------------------------------------------------
+
+
+def trace_model(jit: Any, trace_model: bool) -> None:
+    jit.set(trace_model=trace_model)
+    # The default is True, but only programs that say so are held to the tracer's narrow argument types.
+    jit._tracing_requested = trace_model
+
+
 # --- _Popart ------------------------------------------------------------------------------------------------
 
 

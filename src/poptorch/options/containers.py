@@ -97,6 +97,9 @@ class OptionContainer(Freezable):
     _declared: ClassVar[Mapping[str, Key]] = {}
     """The keys of the table that this container owns."""
 
+    _python_side: ClassVar[Mapping[str, Key]] = {}
+    """Settings that never reach the backend: private attributes with a read-only property each."""
+
     _values: dict[str, Any]
 
     def __init__(self, **more_defaults: Any) -> None:
@@ -104,6 +107,8 @@ class OptionContainer(Freezable):
             key.name: _own_copy(key.default) for key in self._declared.values() if key.default is not ABSENT
         }
         values.update(more_defaults)
+        for key in self._python_side.values():
+            self.__dict__[f"_{key.name}"] = copy.deepcopy(key.default)
         # Last of all: from here on new private attributes are refused.
         self.__dict__["_is_frozen"] = False
         self.__dict__["_values"] = values

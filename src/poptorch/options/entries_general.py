@@ -331,7 +331,7 @@ _COMPILING = (
         keys=(Key("show_compilation_progress_bar", True, store="python"),),
         doc="Whether a progress bar is shown during compilation.",
         effect="host",
-        effect_note="the bar appears; ``PoplarExecutor.compilationTime()`` needs it.",
+        effect_note="the bar appears on terminals; ``PoplarExecutor.compilationTime()`` needs the option.",
         example="False",
         stored="False",
         refusals=(Refusal(("no",), AssertionError, _TYPE),),

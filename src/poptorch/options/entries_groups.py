@@ -374,7 +374,8 @@ _JIT = (
         group="Jit",
         method="traceModel",
         parameters=(Parameter("trace_model", bool),),
-        keys=(Key("trace_model", True),),
+        keys=(Key("trace_model", True), Key("tracing_requested", False, store="python")),
+        apply=do.trace_model,
         doc="""True: types follow the rules of the tracing front end. False: those of the dispatcher, that is
         exactly PyTorch's. Both capture the model in the same way here.""",
         effect="host",

@@ -13,7 +13,7 @@ from poptorch.options.setters import (
     TensorLocationSettingsSetters,
     TrainingSetters,
 )
-from poptorch.options.table import keys_of
+from poptorch.options.table import keys_of, python_side_keys
 
 
 class _TrainingOptions(TrainingSetters, OptionContainer):
@@ -76,15 +76,4 @@ class _JitOptions(JitSetters, OptionContainer):
     """How a model's graph is captured."""
 
     _declared = keys_of("Jit")
-
-    def __init__(self) -> None:
-        # The default is True, but only programs that say so are held to the tracer's narrow argument types.
-        self._tracing_requested = False
-        super().__init__()
-
-    def traceModel(self, trace_model: bool) -> _JitOptions:
-        super().traceModel(trace_model)
-        self._tracing_requested = trace_model
-        return self
-
-    traceModel.__doc__ = JitSetters.traceModel.__doc__
+    _python_side = python_side_keys("Jit")

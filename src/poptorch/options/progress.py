@@ -12,7 +12,8 @@ _BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<
 class CompilationProgressBar:
     """Called with ``(done, total)`` as compilation advances; the bar closes when both are equal.
 
-    The bar is made at the first call, so that an object which is never called shows nothing.
+    The bar is made at the first call, so that an object which is never called shows nothing. Nothing is shown
+    either where standard error is not a terminal: a log file is no place for a bar.
     """
 
     def __init__(self) -> None:

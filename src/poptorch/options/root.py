@@ -42,10 +42,9 @@ class Options(OptionsSetters, OptionContainer):
     """
 
     _declared = keys_of("Options")
+    _python_side = python_side_keys("Options")
 
     def __init__(self) -> None:
-        for key in python_side_keys("Options").values():
-            self.__dict__[f"_{key.name}"] = copy.deepcopy(key.default)
         self._popart = _PopartOptions()
         self._training = _TrainingOptions(self._popart)
         self._precision = _PrecisionOptions(self._popart)

@@ -153,6 +153,9 @@ class DistributedSetters:
 
 class JitSetters:
     trace_model: bool
+    _tracing_requested: bool
+    @property
+    def tracing_requested(self) -> bool: ...
     def traceModel(self, trace_model: bool) -> Self: ...
 
 class PopartSetters:
