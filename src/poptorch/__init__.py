@@ -60,6 +60,36 @@ from poptorch.placement import (
 )
 
 # ops
+from poptorch import ops
+from poptorch.ops import (
+    ATTR_PREFIX,
+    CPU,
+    Attribute,
+    MultiConv,
+    NameScope,
+    accessAttributes,
+    attributes_lists,
+    buildCustomOp,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    getIpuTensorId,
+    identity_loss,
+    includePath,
+    ipu_print_tensor,
+    nearest,
+    nop,
+    recomputationCheckpoint,
+    registerCustomOp,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 
 # optimizers
 from poptorch import optim

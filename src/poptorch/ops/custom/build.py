@@ -1,0 +1,115 @@
+"""Compiling custom operators."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from poptorch.errors import createPoptorchError
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
+
+
+def includePath() -> str:
+    """The directory to pass to the compiler with ``-I`` so that it finds ``poptorch/custom_op.hpp``.
+
+    >>> from pathlib import Path
+    >>> Path(includePath(), "poptorch", "custom_op.hpp").is_file()
+    True
+    """
+    return str(Path(__file__).resolve().parents[2] / "include")
+
+
+def buildCustomOp(
+    name: str,
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    directory: str | os.PathLike[str] | None = None,
+    flags: Sequence[str] = (),
+    compiler: str | None = None,
+    load: bool = True,
+) -> str:
+    """Compile C++ ``sources`` to ``lib<name>.so`` in ``directory``, load it, and return its path.
+
+    The default directory is that of the first source. Nothing is compiled when the library is already there
+    and made from the same sources, flags and header. Without ``compiler`` the first of c++, g++ and clang++
+    that exists is used. ``flags`` come last, so they win.
+
+    >>> path = buildCustomOp("nothing", [])
+    Traceback (most recent call last):
+    ...
+    poptorch.errors.Error: 'poptorch_py_error': buildCustomOp: no sources for 'nothing'.
+    """
+    paths = (
+        [Path(sources)] if isinstance(sources, (str, os.PathLike)) else [Path(source) for source in sources]
+    )
+    if not paths:
+        raise createPoptorchError(f"buildCustomOp: no sources for {name!r}.")
+    for path in paths:
+        if not path.is_file():
+            raise createPoptorchError(f"buildCustomOp: the source {str(path)!r} does not exist.")
+    folder = Path(directory) if directory is not None else paths[0].resolve().parent
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    digest = _digest(paths, flags)
+    library = folder / f"lib{name}.{suffix}"
+    stamp = library.with_name(f".{library.name}.made_from")
+    if not (library.is_file() and stamp.is_file() and stamp.read_text() == digest):
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _compile(compiler, paths, library, flags)
+        stamp.write_text(digest)
+    if load:
+        _load(str(library.resolve()), digest)
+    return str(library)
+
+
+_loaded: dict[str, str] = {}
+
+
+def _load(library: str, digest: str) -> None:
+    if _loaded.setdefault(library, digest) != digest:
+        raise createPoptorchError(
+            f"buildCustomOp: {library} was built again from changed sources, but this process has loaded the "
+            "earlier one and cannot exchange it. Start a new process, or give the new library another name."
+        )
+    ctypes.cdll.LoadLibrary(library)
+
+
+def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:
+    digest = hashlib.sha256("\0".join([*_FLAGS, *flags, sys.platform]).encode())
+    for path in (*sources, Path(includePath(), "poptorch", "custom_op.hpp")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str | None, sources: Sequence[Path], library: Path, flags: Sequence[str]) -> None:
+    compiler = compiler or next(filter(shutil.which, _COMPILERS), None)
+    if compiler is None:
+        raise createPoptorchError(
+            f"buildCustomOp: no C++ compiler found (looked for {', '.join(_COMPILERS)}). Install one, or "
+            "load a library that was built on another machine with ctypes.cdll.LoadLibrary."
+        )
+    # Built next to its place and renamed, so that another process never sees half a library.
+    handle, temporary = tempfile.mkstemp(dir=library.parent, suffix=library.suffix)
+    os.close(handle)
+    command = [compiler, *_FLAGS, f"-I{includePath()}", *map(str, sources), "-o", temporary, *flags]
+    try:
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise createPoptorchError(
+                f"buildCustomOp: the compiler {compiler!r} does not start: {error}"
+            ) from error
+        if result.returncode:
+            raise createPoptorchError(
+                f"buildCustomOp: {' '.join(command)} failed:\n{result.stderr or result.stdout}"
+            )
+        os.replace(temporary, library)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
