@@ -41,7 +41,6 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {*FOUNDATION, "options", "placement"},
     "optim": {*FOUNDATION, "options"},
     "data": {*FOUNDATION, "options", "profiling"},
-    "instrumentation": {*FOUNDATION},
     # the road of a program: capture writes the compiler's IR, the runtime knows only executables
     "compiler": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting"},
     "capture": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting", "compiler"},
@@ -49,6 +48,11 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {*FOUNDATION, "options", "profiling", "compiler", "executable"},
     "ipu_model": {*FOUNDATION, "options", "profiling", "compiler", "executable"},
     "distributed": {*FOUNDATION, "options", "runtime"},
+    # parts of the executor: they tie the road together, and only the facade uses them
+    "outputs": {*FOUNDATION},
+    "instrumentation": {*FOUNDATION, "outputs"},
+    "compilation": {*FOUNDATION, "options", "placement", "ops", "optim", "capture", "compiler", "executable"},
+    "optimizer_link": {*FOUNDATION, "optim", "compiler", "compilation", "executable", "runtime"},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
 }
