@@ -70,7 +70,7 @@ def current() -> CaptureContext | None:
 
 @contextmanager
 def capturing(context: CaptureContext | None) -> Iterator[CaptureContext | None]:
-    """Make ``context`` current (``None``: no capture); the previous one comes back whatever happens inside."""
+    """Make ``context`` current (``None``: no capture); the previous one comes back in any case."""
     previous, _state.context = _state.context, context
     try:
         yield context
