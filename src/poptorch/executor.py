@@ -301,10 +301,10 @@ class PoplarExecutor:
         """Overwrite the device's parameters and buffers with the host's; training not yet fetched is lost."""
         _, engine = self._compiled()
         self._check_attached()
-        if self._link is not None:
-            self._link.read_back()
         self._host_weights_stale = False
         with self._unwatched():
+            if self._link is not None:
+                self._link.read_back()
             self._upload(engine)
 
     def _check_attached(self) -> None:

@@ -7,6 +7,7 @@ ordinary model again in all but name.
 
 from __future__ import annotations
 
+import copyreg
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -173,7 +174,7 @@ def _watched_model(base: type[nn.Module], reference: weakref.ref[Any]) -> type[n
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             _fetch(reference)
-            return _shallow_copy(self, base).__reduce_ex__(protocol)
+            return _plain_reduction(_shallow_copy(self, base), protocol)
 
     Watched.__name__ = f"Poptorch{base.__name__}"
     Watched.__qualname__ = Watched.__name__
@@ -186,6 +187,17 @@ def _shallow_copy(model: nn.Module, as_class: type) -> Any:
     copied = object.__new__(as_class)
     copied.__dict__ = dict(model.__dict__)
     return copied
+
+
+def _plain_reduction(plain: nn.Module, protocol: Any) -> Any:
+    """How to pickle ``plain`` in place of the instrumented model.
+
+    Pickle insists that ``__newobj__`` builds the class of the very object it was asked to save, which is not so here.
+    """
+    function, arguments, *rest = plain.__reduce_ex__(protocol)
+    if function is copyreg.__newobj__ and len(arguments) == 1:  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (arguments[0], object, None), *rest  # type: ignore[attr-defined]
+    return function, arguments, *rest
 
 
 def shallow_copy(model: nn.Module) -> nn.Module:

@@ -51,7 +51,10 @@ class OptimizerLink:
         return self._compiled.named_state(self._names, self._engine.optimizer_state)
 
     def _device_params(self) -> dict[str, torch.Tensor]:
-        return {} if self._compiled is None else self._compiled.named_params(self._names)
+        if self._compiled is None:
+            return {}
+        with torch._C.DisableTorchFunctionSubclass():  # asking for a weight's type is not a look at its value
+            return self._compiled.named_params(self._names)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The fastest Python callable that reaches a given ATen overload.
 
 ``torch.add`` parses its arguments about a third faster than ``torch.ops.aten.add.Tensor``, but what it dispatches to
-depends on the arguments. So the binding is tried once on fake tensors, and used only if exactly the wanted overload
-is reached with one call.
+depends on the arguments, and some defaults differ (``reduction`` of losses). So the binding is tried once on fake
+tensors, and used only if exactly the wanted overload is reached, with the very same arguments.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Spy(TorchDispatchMode):
-    """Notes which overloads are called."""
+    """Notes which overloads are called, and with what."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.called: list[Any] = []
+        self.called: list[tuple[Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "prim":
-            self.called.append(func)
+            self.called.append((func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -64,13 +64,33 @@ def _reaches(candidate: Callable[..., Any], node: fx.Node) -> bool:
     mode = _fake_mode(args, kwargs)
     if mode is None:
         return False
-    spy = _Spy()
+    wanted, got = _Spy(), _Spy()
     try:
-        with mode, torch.no_grad(), spy:
-            candidate(*args, **kwargs)
+        with mode, torch.no_grad():
+            with wanted:
+                node.target(*args, **kwargs)  # type: ignore[operator]
+            with got:
+                candidate(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
         return False
-    return spy.called == [node.target]
+    if len(wanted.called) != 1 or len(got.called) != 1:
+        return False
+    return _same(wanted.called[0], got.called[0])
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equality that compares tensors by identity and numbers with their types."""
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return left is right
+    if isinstance(left, (list, tuple)):
+        return (
+            isinstance(right, (list, tuple))
+            and len(left) == len(right)
+            and all(_same(a, b) for a, b in zip(left, right, strict=True))
+        )
+    if isinstance(left, dict):
+        return isinstance(right, dict) and left.keys() == right.keys() and all(_same(left[k], right[k]) for k in left)
+    return type(left) is type(right) and bool(left == right)
 
 
 def _fake_mode(*structures: Any) -> Any:
