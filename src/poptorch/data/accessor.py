@@ -139,16 +139,14 @@ class AsynchronousDataAccessor:
             raise StopIteration
         self._begin(process)
         self._meter.start()
-        if (
-            self._held is not None
-        ):  # only now: the last batch of an epoch stays valid until the next one is asked for
-            process.send(Release(self._held))
-            self._held = None
+        if self._ring.layout.slots == 1:
+            self._release(process)
         message = self._next_message(process)
         if isinstance(message, Ended):
             self._exhausted = True
             self._meter.end_epoch()
             raise StopIteration
+        self._release(process)  # only now: the last item of an epoch stays valid until the next epoch begins
         self._held = message.slot
         self._taken += 1
         item = self._ring.read(message.slot, message.rows)
@@ -214,6 +212,11 @@ class AsynchronousDataAccessor:
         if not self._begun:
             self._begun = True
             process.send(Begin())
+
+    def _release(self, process: BackgroundProcess) -> None:
+        if self._held is not None:
+            process.send(Release(self._held))
+            self._held = None
 
     def _meet(self, process: BackgroundProcess) -> Ring:
         """Wait for the first item and map the ring."""

@@ -6,9 +6,11 @@ last of them ends, however it ends.
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,22 +37,24 @@ def aligned(size: int) -> int:
 
 def anonymous_file(size: int, *, on_disk: bool = False) -> int:
     """A descriptor of a nameless file of ``size`` bytes, in memory or ``on_disk``; the caller closes it."""
-    if on_disk or not hasattr(os, "memfd_create"):
+    on_disk = on_disk or not hasattr(os, "memfd_create")
+    room = shutil.disk_usage(tempfile.gettempdir()).free if on_disk else _physical_memory()
+    if size > room:  # checked first: memory that is promised and missing kills the process that touches it
+        where = f"the directory {tempfile.gettempdir()}" if on_disk else "memory"
+        raise OSError(
+            errno.ENOSPC, f"Cannot reserve {size / 2**20:.1f} MiB in {where}: no room for that much"
+        )
+    if on_disk:
         with tempfile.TemporaryFile(prefix="poptorch-") as file:
             descriptor = os.dup(file.fileno())
     else:
         descriptor = os.memfd_create("poptorch", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, size)
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)  # no room left is an OSError here, a crash (SIGBUS) later
-    except OSError as error:
-        os.close(descriptor)
-        where = f"the directory {tempfile.gettempdir()}" if on_disk else "shared memory"
-        raise OSError(
-            error.errno, f"Cannot reserve {size / 2**20:.1f} MiB in {where}: {error.strerror}"
-        ) from error
+    os.ftruncate(descriptor, size)
     return descriptor
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True)
