@@ -208,8 +208,8 @@ def _check_buffers(program: Program, options: Any, loop: Loop) -> None:
     written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)]
     if written and loop.replicas > 1 and options.broadcast_buffers:
         raise createPoptorchError(
-            f"PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
-            f"sync between replicas, you can disable buffer broadcasting using "
+            "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
+            "sync between replicas, you can disable buffer broadcasting using "
             f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(written)}."
         )
 

@@ -1,4 +1,4 @@
-"""``trainingModel``, ``inferenceModel`` and the executor they return: a thin facade over capture, compiler and runtime."""
+"""``trainingModel``, ``inferenceModel`` and the executor they return: a facade over capture, compiler and runtime."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from poptorch import environment, instrumentation
 from poptorch._logging import backend, logger, set_repeat_limit
+from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
 from poptorch.capture.state import collect_state
 from poptorch.capture.structure import unflatten
@@ -45,8 +46,13 @@ class PoplarExecutor:
         model: nn.Module,
         options: Options | None,
         training: bool,
+        poptorch_version: str | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        user_model: nn.Module | None = None,
     ) -> None:
+        if poptorch_version not in (None, __version__):
+            raise createPoptorchError(f"This is version {__version__} of poptorch, not {poptorch_version}")
+        model = model if user_model is None else user_model
         options = Options() if options is None else options
         if not isinstance(options, Options):
             raise createPoptorchError(
@@ -207,9 +213,9 @@ class PoplarExecutor:
             raise createPoptorchError("ConnectionType.Never is not supported for the IPU model")
         if self._is_offline() and options.exists("ipu_id"):
             raise createPoptorchError("Offline compilation targeting a specific id not supported")
-        if options._Popart.options.get("instrumentWithHardwareCycleCounter"):
-            if uses_model or self._is_offline():
-                raise createPoptorchError("Cycle count logging is only supported on actual IPU hardware.")
+        counts_cycles = bool(options._Popart.options.get("instrumentWithHardwareCycleCounter"))
+        if counts_cycles and (uses_model or self._is_offline()):
+            raise createPoptorchError("Cycle count logging is only supported on actual IPU hardware.")
         if uses_model and options._Popart.options.get("enableEngineCaching"):
             logger.warning("enableExecutableCaching doesn't work with the IPU model")
 
@@ -488,15 +494,11 @@ class PoplarExecutor:
             raise createPoptorchError(
                 "Cycle count logging is disabled. Please set option logCycleCount to True to enable."
             )
-        if self._engine is None or not self.counters_have_run():
+        if self._engine is None or not self._engine.counters.output_complete:
             raise createPoptorchError("Please run the model at least once before obtaining cycle count.")
         raise createPoptorchError(
             "The IPU Model that predicts cycles is not part of this release: there is no cycle count to report"
         )
-
-    def counters_have_run(self) -> bool:
-        """Whether the compiled program was called at least once."""
-        return self._engine is not None and bool(self._engine.counters.output_complete)
 
     def compilationTime(self) -> datetime.timedelta:
         """How long the last compilation took."""

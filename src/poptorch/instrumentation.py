@@ -100,7 +100,7 @@ def _fetch(reference: weakref.ref[Any]) -> None:
 def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
     """A subclass of ``base`` whose every use through torch first brings the host up to date."""
 
-    class Watched(base):  # type: ignore[misc]
+    class Watched(base):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             _fetch(reference)
@@ -184,7 +184,7 @@ def _watched_model(base: type[nn.Module], reference: weakref.ref[Any]) -> type[n
 
 
 def _shallow_copy(model: nn.Module, as_class: type) -> Any:
-    copied = object.__new__(as_class)
+    copied: Any = object.__new__(as_class)
     copied.__dict__ = dict(model.__dict__)
     return copied
 
@@ -194,7 +194,8 @@ def _plain_reduction(plain: nn.Module, protocol: Any) -> Any:
 
     Pickle insists that ``__newobj__`` builds the class of the very object it was asked to save, which is not so here.
     """
-    function, arguments, *rest = plain.__reduce_ex__(protocol)
+    reduced: Any = plain.__reduce_ex__(protocol)
+    function, arguments, *rest = reduced
     if function is copyreg.__newobj__ and len(arguments) == 1:  # type: ignore[attr-defined]
         return copyreg._reconstructor, (arguments[0], object, None), *rest  # type: ignore[attr-defined]
     return function, arguments, *rest

@@ -121,7 +121,8 @@ class OptimizerLink:
 
     def _apply_params(self, params: dict[str, torch.Tensor]) -> None:
         """Scalars that came with a loaded state count until the next ``setOptimizer``."""
-        assert self._compiled is not None and self._engine is not None
+        assert self._compiled is not None
+        assert self._engine is not None
         for group, hyper in zip(self._compiled.groups, self._engine.hyper, strict=True):
             for scalar in group.variables:
                 for name in self._group_names(group)[:1]:

@@ -21,7 +21,7 @@ class DeviceTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.as_subclass(torch.Tensor).__deepcopy__(memo)
 
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: a training model's own program contains the backward pass."""
         raise createPoptorchError(
             "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, "

@@ -146,15 +146,19 @@ class ArgumentLayout:
 
     def tensors_of(self, call: BoundCall) -> Sequence[torch.Tensor]:
         """The call's tensors in order, after comparing everything with what was compiled."""
-        if self._flat and not call.keyword and len(call.positional) == len(self._expected):
-            if all(
-                isinstance(t, torch.Tensor) and (t.shape, t.dtype) == e
-                for t, e in zip(call.positional, self._expected, strict=True)
-            ):
-                return call.positional
+        if self._flat and not call.keyword and self._are_as_expected(call.positional):
+            return call.positional
         self._check(call)
         tensors, _ = flatten((call.positional, call.keyword))
         return tensors
+
+    def _are_as_expected(self, values: Sequence[Any]) -> bool:
+        if len(values) != len(self._expected):
+            return False
+        for value, (shape, dtype) in zip(values, self._expected, strict=True):
+            if not isinstance(value, torch.Tensor) or value.dtype != dtype or value.shape != shape:
+                return False
+        return True
 
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with ``tensors`` in the tensors' places."""
@@ -235,7 +239,8 @@ def _items_of(value: Any, count: int) -> list[Any]:
     from poptorch.capture.structure import _children
 
     split = _children(value)
-    assert split is not None and len(split[1]) == count
+    assert split is not None
+    assert len(split[1]) == count
     return list(split[1])
 
 

@@ -40,20 +40,19 @@ def _lift_constants(graph_module: fx.GraphModule) -> list[torch.Tensor]:
     graph = graph_module.graph
     lifted: dict[str, fx.Node] = {}
     values: list[torch.Tensor] = []
-    first_op = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    first_op = next(n for n in graph.nodes if n.op != "placeholder")
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
         value = _attribute(graph_module, str(node.target))
         if not isinstance(value, torch.Tensor):
             continue  # the body of a control-flow operation
         if node.target not in lifted:
-            assert first_op is not None
             with graph.inserting_before(first_op):
                 lifted[str(node.target)] = graph.placeholder(f"constant_{len(values)}")
             values.append(value.detach())
+        if node is first_op:
+            first_op = node.next
         node.replace_all_uses_with(lifted[str(node.target)])
         graph.erase_node(node)
-        if node is first_op:
-            first_op = lifted[str(node.target)].next
     graph_module.recompile()
     return values
 

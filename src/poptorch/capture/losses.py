@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional as F  # noqa: N812  (the name everybody uses)
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from poptorch import ambient

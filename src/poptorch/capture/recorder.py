@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
         if self._backward is not None:
             return self._backward.but(random=stream)
         info = self._forward_info(func)
-        self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, info)
+        self._by_sequence.setdefault(_sequence_number(), info)
         return info.but(random=stream)
 
     def _forward_info(self, func: Any) -> OpInfo:
@@ -112,6 +112,11 @@ class Recorder(TorchDispatchMode):
         logger.warning(message)
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
+
+
+def _sequence_number() -> int:
+    """The number of the newest autograd node: that of the operation being recorded, if it has one."""
+    return int(torch._C._autograd._get_sequence_nr()) - 1
 
 
 class _RandomStreams:

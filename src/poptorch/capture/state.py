@@ -99,7 +99,7 @@ def _fill(entry: StateEntry, tensor: torch.Tensor) -> None:
 def _refresh_flat_weights(module: nn.Module, attribute: str, tensor: torch.Tensor) -> None:
     """Recurrent layers keep a second list of references to their weights."""
     if isinstance(module, nn.RNNBase) and attribute in module._flat_weights_names:
-        module._flat_weights[module._flat_weights_names.index(attribute)] = tensor  # type: ignore[call-overload]
+        module._flat_weights[module._flat_weights_names.index(attribute)] = tensor
 
 
 def _first_rebinding(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Exception | None:

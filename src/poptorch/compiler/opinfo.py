@@ -37,7 +37,7 @@ class SourceLocation:
 class OpInfo:
     """The annotations of one operation."""
 
-    placement: Placement = Placement()
+    placement: Placement = field(default_factory=Placement)
     sweep: Sweep = Sweep.FORWARD
     scope: str = ""
     source: SourceLocation | None = None

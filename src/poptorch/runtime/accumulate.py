@@ -31,13 +31,13 @@ class GradientAccumulator:
             return
         if self._seen == 0:
             self._start(gradients)
-        elif self._running:
+        elif self._totals is not None and self._running:
             # The accumulator always holds the mean so far: it cannot overflow where the sum would.
             share = 1.0 / (self._seen + 1)
             torch._foreach_mul_(self._totals, 1.0 - share)
             torch._foreach_add_(self._totals, gradients, alpha=share)
-        else:
-            torch._foreach_add_(self._totals, gradients)
+        elif self._totals is not None:
+            torch._foreach_add_(self._totals, gradients, alpha=1)
         self._seen += 1
 
     def _start(self, gradients: list[torch.Tensor]) -> None:

@@ -38,7 +38,7 @@ class Engine:
         self._accumulator = GradientAccumulator(executable)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
         self.optimizer_state: list[State] = []
-        self.hyper: list[Mapping[str, torch.Tensor]] = []
+        self.hyper: Sequence[Mapping[str, torch.Tensor]] = []
         self.loss_scale = torch.ones(())
         self.counters = PerfCounters(
             num_inputs=len(program.ports_of(Role.INPUT)), num_outputs=self._num_device_results

@@ -142,7 +142,7 @@ class _Writer:
     def finish(self, name: str, parameters: Sequence[str]) -> Generated:
         source = "\n".join([f"def {name}({', '.join(parameters)}):", *self._lines]) + "\n"
         namespace = dict(self._globals)
-        exec(compile(source, f"<poptorch {name}>", "exec"), namespace)  # noqa: S102  (our own text)
+        exec(compile(source, f"<poptorch {name}>", "exec"), namespace)  # our own text, never the user's
         return Generated(namespace[name], source)
 
 
