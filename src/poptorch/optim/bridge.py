@@ -11,8 +11,9 @@ What an executor calls, and when (*upload* stands for the sequence in the second
 ``trainingModel(...)``
     ``connect(optimizer, self)``.
 *upload*
-    ``pending = pending_state(optimizer)``; if that is not ``None``: copy the weights to the host if those there
-    are stale, ``write_state(device_state, device_params, pending)``, write the weights, ``uploaded(optimizer)``.
+    ``pending = pending_state(optimizer)``; if that is not ``None``: copy the weights to the host if those
+    there are stale, ``write_state(device_state, device_params, pending)``, write the weights,
+    ``uploaded(optimizer)``.
 compile
     Offline target: nothing. Otherwise, with the device attached and the initial state on it,
     ``after_compile(optimizer)``, then as for *attach*.
@@ -22,9 +23,9 @@ model call
     *upload*; run; ``after_run(optimizer)``.
 ``setOptimizer(new)``
     ``describe`` and, once compiled, ``check_update``: a refused optimizer leaves everything as it was. Then
-    ``replace(old, new, self)`` if it is another object and the model is compiled, else ``connect(new, self)``.
-    If the description changed and the device is attached, send the hyper-parameters (no weights). If attached,
-    *upload*.
+    ``replace(old, new, self)`` if it is another object and the model compiled, else ``connect(new, self)``.
+    If the description changed and the device is attached, send the hyper-parameters (no weights). If
+    attached, *upload*.
 ``detachFromDevice()``
     ``read_back(optimizer)``.
 ``copyWeightsToDevice()``
@@ -118,6 +119,8 @@ def uploaded(optimizer: torch.optim.Optimizer) -> None:
 
 def after_run(optimizer: torch.optim.Optimizer) -> None:
     """The program has run: the state on the device is newer than the host's."""
+    # Schedulers of torch warn if nobody called optimizer.step() before theirs; the device has done just that.
+    optimizer._opt_called = True  # type: ignore[attr-defined]
     if isinstance(optimizer, Optimizer):
         optimizer.ipu_state_is_dirty, optimizer.host_state_is_dirty = False, True
 
@@ -148,9 +151,7 @@ def write_state(
             target.copy_(value)
 
 
-def _matching(
-    device: Mapping[str, Tensor], loaded: Mapping[str, Any], what: str
-) -> list[tuple[Tensor, Tensor]]:
+def _matching(device: Mapping[str, Tensor], loaded: Mapping[str, Any], what: str) -> list[tuple[Tensor, Tensor]]:
     writes = []
     for name, target in device.items():
         if name not in loaded:
@@ -162,8 +163,8 @@ def _matching(
         if value.shape != target.shape or value.dtype != target.dtype:
             raise backend_error(
                 f"Optimizer {what} {name} has shape {tuple(value.shape)} and type {value.dtype}, but the "
-                f"compiled model needs {tuple(target.shape)} and {target.dtype}: the state dictionary belongs to "
-                "another model or to an optimizer with other accumulation types."
+                f"compiled model needs {tuple(target.shape)} and {target.dtype}: the state dictionary "
+                "belongs to another model or to an optimizer with other accumulation types."
             )
         writes.append((target, value))
     return writes

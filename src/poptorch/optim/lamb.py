@@ -42,9 +42,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
         Optimizer.__init__(self)
-        tunable = given(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm
-        )
+        tunable = given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm)
         defaults = {
             "lr": 1e-3,
             "betas": (0.9, 0.999),

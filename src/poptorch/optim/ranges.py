@@ -32,17 +32,12 @@ def check_ranges(spec: OptimizerSpec) -> None:
     """
     scaling = spec.loss_scaling.value
     if scaling == 0 or not math.isfinite(scaling):
-        raise backend_error(
-            f"Loss scaling cannot be 0, NaN or infinite, but it is {scaling}; 1.0 means no scaling"
-        )
+        raise backend_error(f"Loss scaling cannot be 0, NaN or infinite, but it is {scaling}; 1.0 means no scaling")
     if math.isnan(spec.max_grad_norm):
-        raise backend_error(
-            "Maximum norm of gradients cannot be NaN; leave max_grad_norm out for no clipping"
-        )
+        raise backend_error("Maximum norm of gradients cannot be NaN; leave max_grad_norm out for no clipping")
     if spec.strategy == MeanReductionStrategy.PostAndLoss:
         raise backend_error(
-            "Value for MeanReductionStrategy out of range: PostAndLoss is no longer supported, use "
-            "Post or Running"
+            "Value for MeanReductionStrategy out of range: PostAndLoss is no longer supported, use Post or Running"
         )
     for index, group in enumerate(spec.groups):
         _check_group(spec.type, index, group)
@@ -65,9 +60,7 @@ def _check_group(kind: OptimizerType, index: int, group: GroupSpec) -> None:
             raise backend_error(f"Non-positive {label} in group {index}: {numbers[name].value}")
     dampening = numbers.get("dampening", Attribute(0.0, True)).value
     if kind.is_sgd and group.values.nesterov and group.has_velocity and dampening > 0:
-        raise backend_error(
-            f"Nesterov momentum cannot be combined with dampening ({dampening}, group {index})"
-        )
+        raise backend_error(f"Nesterov momentum cannot be combined with dampening ({dampening}, group {index})")
 
 
 def _check_duplicates(spec: OptimizerSpec) -> None:

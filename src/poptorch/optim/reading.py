@@ -122,11 +122,7 @@ def optimizer_type(optimizer: object) -> OptimizerType:
     if isinstance(optimizer, torch.optim.AdamW) or (
         isinstance(optimizer, torch.optim.Adam) and _common(optimizer, "decoupled_weight_decay", False)
     ):
-        return (
-            OptimizerType.ADAMW
-            if getattr(optimizer, "bias_correction", True)
-            else OptimizerType.ADAMW_NO_BIAS
-        )
+        return OptimizerType.ADAMW if getattr(optimizer, "bias_correction", True) else OptimizerType.ADAMW_NO_BIAS
     if isinstance(optimizer, torch.optim.Adam):
         return OptimizerType.ADAM
     if isinstance(optimizer, torch.optim.RMSprop):

@@ -53,9 +53,7 @@ class GradientReduction:
         """Plain sums with nothing left to divide: combined SGD puts the mean into a scalar of its own."""
         return GradientReduction(False, settings.micro_batches, settings.replicas, 1)
 
-    def accumulate_(
-        self, accumulators: Sequence[Tensor], grads: Sequence[Tensor], index: int | Tensor
-    ) -> None:
+    def accumulate_(self, accumulators: Sequence[Tensor], grads: Sequence[Tensor], index: int | Tensor) -> None:
         """Add the gradients of micro-batch number ``index`` (from 0) to accumulators that started at zero."""
         if self.running:
             share = 1.0 / (index + 1)

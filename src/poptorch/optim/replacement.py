@@ -66,15 +66,15 @@ def _check_accumulation(old: OptimizerSpec, new: OptimizerSpec) -> None:
     if needs_running and old.strategy != MeanReductionStrategy.Running:
         raise ValueError(
             "Gradients accumulated in torch.float16 need the mean reduction strategy Running, but the "
-            f"executable is already compiled with {old.strategy.name}. Set accum_type before the model is compiled."
+            f"executable is already compiled with {old.strategy.name}. Set accum_type before "
+            "that."
         )
 
 
 def _check_family(old: OptimizerSpec, new: OptimizerSpec) -> None:
     if _family(old.type) != _family(new.type):
         raise _refused(
-            f"Can not replace optimizer of type {_family(old.type)} with new optimizer of type "
-            f"{_family(new.type)}"
+            f"Can not replace optimizer of type {_family(old.type)} with new optimizer of type {_family(new.type)}"
         )
     if _adam_mode(old.type) != _adam_mode(new.type):
         raise _refused(f"Adam modes do not match: {old.kind} and {new.kind}")
@@ -145,7 +145,8 @@ def _difference(label: str, old: Attribute, new: Attribute, where: str) -> str:
         compiled_as = "constant" if old.is_constant else "variable"
         return (
             f"Problem with {label}. Can not replace a constant value with a non constant value. It was "
-            f"compiled as {compiled_as}{where}; variable_attrs.markAsVariable and markAsConstant before compiling decide."
+            f"compiled as {compiled_as}{where}; variable_attrs.markAsVariable and markAsConstant "
+            "before compiling decide."
         )
     if old.is_constant and old.value != new.value:
         return (
@@ -158,9 +159,7 @@ def _difference(label: str, old: Attribute, new: Attribute, where: str) -> str:
 def _mention_ignored(index: int, old: GroupSpec, new: GroupSpec) -> None:
     """Types and flags that are compiled in and, like in the original, do not stop the replacement."""
     if old.accum_type != new.accum_type:
-        logger.warning(
-            "accum_type=%s is ignored: group %d was compiled with %s", new.accum_type, index, old.accum_type
-        )
+        logger.warning("accum_type=%s is ignored: group %d was compiled with %s", new.accum_type, index, old.accum_type)
     if not isinstance(old.rule, AdamRule | LambRule | RMSpropRule) or type(old.rule) is not type(new.rule):
         return
     for name in ("first_type", "second_type", "tf_variant"):

@@ -42,12 +42,8 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         capturable: bool | None = None,
     ) -> None:
         Optimizer.__init__(self)
-        tunable = given(
-            lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
-        )
-        torch_only = given(
-            foreach=foreach, maximize=maximize, differentiable=differentiable, capturable=capturable
-        )
+        tunable = given(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered)
+        torch_only = given(foreach=foreach, maximize=maximize, differentiable=differentiable, capturable=capturable)
         torch.optim.RMSprop.__init__(self, params, **tunable, **torch_only)
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.accum_type = accum_type or torch.float32

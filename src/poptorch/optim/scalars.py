@@ -22,9 +22,7 @@ def plain_sgd(numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int
     """SGD without velocity."""
     lr, dampening, decay = numbers["lr"], numbers["dampening"], numbers["weight_decay"]
     return {
-        "scaledLearningRate0": _of(
-            lambda lr, dm, ls: sign * lr * (1 - dm) / (ls * divisor), lr, dampening, scaling
-        ),
+        "scaledLearningRate0": _of(lambda lr, dm, ls: sign * lr * (1 - dm) / (ls * divisor), lr, dampening, scaling),
         "weightDecayScaleFactor0": _of(lambda lr, dm, wd: 1 - lr * (1 - dm) * wd, lr, dampening, decay),
     }
 

@@ -48,9 +48,7 @@ class SGD(Optimizer, torch.optim.SGD):
         fused: bool | None = None,
     ) -> None:
         Optimizer.__init__(self)
-        tunable = given(
-            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
-        )
+        tunable = given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
         torch_only = given(maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused)
         torch.optim.SGD.__init__(self, params, **tunable, **torch_only)
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling

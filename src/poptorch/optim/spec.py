@@ -141,10 +141,7 @@ class OptimizerSpec:
         """The inputs of each group's rule: its variables as 0-d float64 tensors, and ``loss_scaling``."""
         scaling = {"loss_scaling": self.loss_scaling.value}
         return [
-            {
-                name: torch.tensor(value, dtype=torch.float64)
-                for name, value in {**group.variables, **scaling}.items()
-            }
+            {name: torch.tensor(value, dtype=torch.float64) for name, value in {**group.variables, **scaling}.items()}
             for group in self.groups
         ]
 
@@ -159,15 +156,11 @@ class OptimizerSpec:
         active = [index for index in range(len(self.groups)) if params[index]]
         rules = {index: self.groups[index].rule for index in active}
         measured = {i: rules[i].prepare_(params[i], grads[i], states[i], hyper[i]) for i in active}
-        clip = clipping_factor(
-            (tensor for tensors in measured.values() for tensor in tensors), self.max_grad_norm
-        )
+        clip = clipping_factor((tensor for tensors in measured.values() for tensor in tensors), self.max_grad_norm)
         for i in active:
             rules[i].apply_(params[i], measured[i], states[i], hyper[i], clip)
 
-    def named_state(
-        self, names: Mapping[torch.nn.Parameter, str], states: Sequence[State]
-    ) -> dict[str, Tensor]:
+    def named_state(self, names: Mapping[torch.nn.Parameter, str], states: Sequence[State]) -> dict[str, Tensor]:
         """The states under their names in ``ipu_state``: the tensors themselves, not copies."""
         return {
             state_name(key, names[param]): tensor
@@ -362,7 +355,7 @@ def _decays(values: GroupValues) -> bool:
 
 
 def with_variables(spec: OptimizerSpec, new: OptimizerSpec) -> OptimizerSpec:
-    """``spec`` with the variable values of ``new``, group by group; further groups of ``new`` do not count."""
+    """``spec`` with the variable values of ``new``, group by group; further groups do not count."""
     groups = tuple(
         replace(
             group,

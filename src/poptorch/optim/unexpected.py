@@ -54,9 +54,7 @@ class UnexpectedAttributes:
         for index, group in enumerate(optimizer.param_groups):
             found.append((f"group {index} attribute", set(group) - known_to_groups))
         found.append(("optimizer attribute", _names(optimizer) - known_to_optimizer))
-        texts = [
-            f"Ignoring unexpected {what} in {kind.name} optimizer: {sorted(n)}" for what, n in found if n
-        ]
+        texts = [f"Ignoring unexpected {what} in {kind.name} optimizer: {sorted(n)}" for what, n in found if n]
         return self._say(texts, logging.DEBUG if relaxed else logging.WARNING)
 
     def _say(self, texts: Iterable[str], level: int) -> list[str]:

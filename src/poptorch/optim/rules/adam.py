@@ -107,9 +107,7 @@ class AdamRule(MomentRule):
         tensors = [*params, *gradients, *state["Accl1"], *state["Accl2"]]
         return all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
 
-    def _fused_step_(
-        self, params: Sequence[Tensor], gradients: Sequence[Tensor], state: State, rate: Scalar
-    ) -> None:
+    def _fused_step_(self, params: Sequence[Tensor], gradients: Sequence[Tensor], state: State, rate: Scalar) -> None:
         torch._foreach_add_(state["Step"], 1.0)
         torch._fused_adam_(
             list(params),

@@ -36,9 +36,7 @@ class LambRule(MomentRule):
         direction = cast_like(self.direction(params, gradients, state, hyper), params)
         if self.decays:
             axpy_(direction, params, self.scalar("weightDecay", hyper))
-        scale_each_(
-            direction, self.scalar("learningRate", hyper) * self._trust_ratios(params, direction, hyper)
-        )
+        scale_each_(direction, self.scalar("learningRate", hyper) * self._trust_ratios(params, direction, hyper))
         torch._foreach_sub_(list(params), direction)
 
     def _trust_ratios(

@@ -25,7 +25,7 @@ class RMSpropRule(Rule):
     tf_variant: bool = False
 
     def init_state(self, params: Sequence[Tensor]) -> State:
-        """``Accl1`` averages squares, ``Accl2`` gradients (centred form), ``Accl3`` is the momentum (if any)."""
+        """``Accl1`` averages squares, ``Accl2`` gradients (centred form), ``Accl3`` is momentum."""
         squares = zeros_like(params, self.second_type)
         if self.tf_variant:
             torch._foreach_add_(squares, 1.0)
@@ -65,9 +65,7 @@ class RMSpropRule(Rule):
         axpy_(momentum, direction, rate if self.tf_variant else 1.0)
         axpy_(params, momentum, -1.0 if self.tf_variant else -rate)
 
-    def _denominators(
-        self, gradients: Sequence[Tensor], state: State, hyper: Mapping[str, Tensor]
-    ) -> list[Tensor]:
+    def _denominators(self, gradients: Sequence[Tensor], state: State, hyper: Mapping[str, Tensor]) -> list[Tensor]:
         keep, eps = self.scalar("adaptiveAlpha", hyper), self.scalar("adaptiveEps", hyper)
         squares = state["Accl1"]
         own_type = cast_like(gradients, squares)

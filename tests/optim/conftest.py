@@ -1,0 +1,114 @@
+"""What the optimizer tests share: weights, gradients, and a program that does nothing but update."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import poptorch
+from poptorch.optim.spec import OptimizerSpec, describe
+
+SHAPES = ((4, 3), (5,), (), (2, 3, 2))
+
+
+class UpdateOnly:
+    """The optimizer's part of a program: weights, state, accumulators and updates, driven by given gradients."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, options: poptorch.Options | None = None) -> None:
+        self.optimizer = optimizer
+        self.options = options
+        self.spec: OptimizerSpec = describe(optimizer, options)
+        self.params = [[p.detach() for p in group.parameters] for group in self.spec.groups]
+        self.states = self.spec.init_state()
+        self.factor: Tensor | None = None
+
+    def step(self, gradient_of: Callable[[int, int], Sequence[Tensor]]) -> None:
+        """One update; ``gradient_of(micro_batch, replica)`` lists the unscaled gradients of all weights."""
+        scale = self.spec.loss_scaling.value * (1.0 if self.factor is None else float(self.factor))
+        first = self.spec.groups[0].reduction
+        raw = {
+            (k, r): [scale * g for g in gradient_of(k, r)]
+            for k in range(first.micro_batches)
+            for r in range(first.replicas)
+        }
+        grads, position = [], 0
+        for group in self.spec.groups:
+            mine = slice(position, position + len(group.parameters))
+            position = mine.stop
+            grads.append(self._reduced(group, {at: g[mine] for at, g in raw.items()}))
+        hyper = self.spec.hyper()
+        if self.factor is not None:
+            hyper = [{**inputs, "loss_scale_factor": self.factor} for inputs in hyper]
+        with torch.no_grad():
+            self.spec.update_(self.params, grads, self.states, hyper)
+
+    def _reduced(self, group: Any, raw: dict[tuple[int, int], list[Tensor]]) -> list[Tensor]:
+        reduction = group.reduction
+        per_replica = []
+        for r in range(reduction.replicas):
+            if reduction.micro_batches == 1:
+                per_replica.append(raw[0, r])
+                continue
+            sums = [torch.zeros_like(p, dtype=group.accum_type) for p in group.parameters]
+            for k in range(reduction.micro_batches):
+                reduction.accumulate_(sums, raw[k, r], k)
+            per_replica.append(sums)
+        return reduction.combine(per_replica)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """All weights, in the order of the optimizer."""
+        return [param for group in self.params for param in group]
+
+
+class Gradients:
+    """A fixed sequence of gradients: exact float32 numbers, different for each step, micro-batch and replica."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
+        self.shapes, self.dtype = tuple(shapes), dtype
+
+    def __call__(self, step: int, micro_batch: int, replica: int) -> list[Tensor]:
+        return list(_gradients(self.shapes, self.dtype, step, micro_batch, replica))
+
+
+@functools.lru_cache(maxsize=1000)
+def _gradients(
+    shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, step: int, micro_batch: int, replica: int
+) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * micro_batch + replica)
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+def make_weights(shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+@pytest.fixture
+def weights() -> list[torch.nn.Parameter]:
+    """Four small weights, one of them without dimensions."""
+    return make_weights()
+
+
+@pytest.fixture
+def gradients() -> Gradients:
+    """Gradients for ``weights``."""
+    return Gradients(SHAPES)
+
+
+@pytest.fixture
+def update_only() -> type[UpdateOnly]:
+    """The class, for tests that make their own."""
+    return UpdateOnly
+
+
+@pytest.fixture
+def clone() -> Callable[[Sequence[torch.nn.Parameter]], list[torch.nn.Parameter]]:
+    """Independent copies of weights."""
+    return copy.deepcopy
