@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.locations import user_location
+from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, set_info
 from poptorch.errors import createPoptorchError
 
@@ -40,7 +41,7 @@ class Recorder(TorchDispatchMode):
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func)
-        result = func(*args, **kwargs)
+        result = STATIC_FORMS.get(func, func)(*args, **kwargs)
         self._annotate_new_nodes(info)
         return result
 

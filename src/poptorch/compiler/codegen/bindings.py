@@ -40,6 +40,8 @@ class Bindings:
         target: Any = node.target
         if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
             return target
+        if target is _RECURRENT_LAYER and any(user.args[1] == _WORKSPACE and user.users for user in node.users):
+            return _saving_for_backward
         key = (target, _kinds(node.args), tuple(sorted((k, _kinds((v,))) for k, v in node.kwargs.items())))
         if key not in self._known:
             self._known[key] = self._fastest(node)
@@ -54,6 +56,16 @@ class Bindings:
                 if candidate is not None and _reaches(candidate, node):
                     return candidate
         return target._op  # skips one Python frame of OpOverload.__call__
+
+
+_RECURRENT_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
+_WORKSPACE = 3  # which of its results the backward pass needs
+
+
+def _saving_for_backward(*args: Any) -> Any:
+    """The recurrent layer of oneDNN. It returns no workspace while gradient mode is off, as it is when we run."""
+    with torch.enable_grad():
+        return _RECURRENT_LAYER(*args)
 
 
 def _reaches(candidate: Callable[..., Any], node: fx.Node) -> bool:
