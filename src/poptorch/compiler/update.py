@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from poptorch.compiler.codegen.interpret import Generated, generate_flat
+from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.opinfo import OpInfo, Sweep, set_info
 
 State = dict[str, list[torch.Tensor]]
@@ -52,8 +53,10 @@ class UpdateProgram:
         grads: Sequence[Sequence[torch.Tensor]],
         states: Sequence[State],
         hyper: Sequence[Mapping[str, torch.Tensor]],
+        random: Callable[[int], torch.Generator] | None = None,
     ) -> None:
-        self.generated.run(*_flat(params, grads, states, hyper))
+        """``random`` is needed for stochastic rounding only."""
+        self.generated.run(random, *flat_arguments(params, grads, states, hyper))
 
     def __str__(self) -> str:
         names = [name for group in self.parameters for name in group]
@@ -65,6 +68,7 @@ def build_update(
     names: Sequence[Sequence[str]],
     types: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     accumulators: Mapping[str, torch.dtype],
+    numerics: Numerics = Numerics(),
 ) -> UpdateProgram:
     """Record the update of parameters with these names, shapes and types."""
     mode = FakeTensorMode()
@@ -87,10 +91,10 @@ def build_update(
     graph_module.graph.set_codegen(fx.graph.CodeGen())
     for node in graph_module.graph.nodes:
         set_info(node, OpInfo(sweep=Sweep.UPDATE))
-    return UpdateProgram([list(g) for g in names], graph_module, generate_flat(graph_module, "update"))
+    return UpdateProgram([list(g) for g in names], graph_module, generate_flat(graph_module, "update", numerics))
 
 
-def _flat(
+def flat_arguments(
     params: Sequence[Sequence[torch.Tensor]],
     grads: Sequence[Sequence[torch.Tensor]],
     states: Sequence[State],

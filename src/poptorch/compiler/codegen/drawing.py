@@ -1,0 +1,81 @@
+"""Random operations as custom operators with their key as a tensor operand, for code that cannot pass generators.
+
+``aten::bernoulli.p(self, p)`` on stream 3 becomes ``poptorch_random::bernoulli_p(key, 3, self, p)``. The operator seeds
+a generator from key and stream exactly as the interpret level does, so that both levels draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import torch
+from torch import fx
+
+from poptorch.compiler.codegen.randomness import RandomSource, with_generator
+from poptorch.compiler.opinfo import info_of
+
+_library = torch.library.Library("poptorch_random", "DEF")  # lives as long as the process
+_known: dict[Any, Any] = {}
+_lock = threading.Lock()
+
+
+def keyed(overload: Any) -> Any:
+    """The custom operator for one random ATen overload, registered at the first request."""
+    with _lock:
+        if overload not in _known:
+            _known[overload] = _register(overload)
+        return _known[overload]
+
+
+def _register(overload: Any) -> Any:
+    name = re.sub(r"\W", "_", overload.name().removeprefix("aten::"))
+    _library.define(name + _signature(overload))
+    function = with_generator(overload)
+
+    def draw(key: torch.Tensor, stream: int, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, generator=RandomSource(int(key.item()))(stream), **kwargs)
+
+    def describe(key: torch.Tensor, stream: int, *args: Any, **kwargs: Any) -> Any:
+        return overload(*args, **kwargs)
+
+    _library.impl(name, draw, "CPU")
+    torch.library.register_fake(f"poptorch_random::{name}", describe, lib=_library)
+    return getattr(torch.ops.poptorch_random, name).default
+
+
+def _signature(overload: Any) -> str:
+    """The overload's own signature with the key in front and without the generator."""
+    schema = str(overload._schema)
+    arguments = schema[schema.index("(") :]
+    arguments = re.sub(r",\s*\*?,?\s*Generator\? generator=None", _keep_star, arguments)
+    arguments = re.sub(r"\*\s*,\s*\)", ")", arguments).replace(", *)", ")")
+    head = "(Tensor key, SymInt stream"
+    return head + (arguments[1:] if arguments.startswith("()") else ", " + arguments[1:])
+
+
+def _keep_star(match: re.Match[str]) -> str:
+    return ", *" if "*" in match.group(0) else ""
+
+
+def with_keys(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of the graph with one more placeholder at the end, the key, and all random operations drawing by it."""
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    for node in placeholders:
+        values[node] = graph.node_copy(node, lambda n: values[n])
+    key = graph.placeholder("random_key")
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        stream = info_of(node).random
+        if stream is not None and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            args = fx.node.map_arg(node.args, lambda n: values[n])
+            kwargs = fx.node.map_arg({k: v for k, v in node.kwargs.items() if k != "generator"}, lambda n: values[n])
+            values[node] = graph.call_function(keyed(node.target), (key, stream, *args), kwargs)
+            values[node].meta = dict(node.meta)
+        else:
+            values[node] = graph.node_copy(node, lambda n: values[n])
+    return fx.GraphModule(graph_module, graph)
