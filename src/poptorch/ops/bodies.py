@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ def _apart_from_capture(fake_mode: FakeTensorMode | None) -> Iterator[None]:
     context = ambient.current()
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
+        stack.enter_context(_innermost(None))
         if fake_mode is not None:
             stack.enter_context(fake_mode)
         if context is not None:
@@ -114,8 +116,27 @@ def _leaf(tensor: torch.Tensor, fake_mode: FakeTensorMode | None) -> torch.Tenso
     return tensor.detach() if fake_mode is not None else tensor.detach().clone()
 
 
+class _Recording(threading.local):
+    innermost: _StandIns | None = None
+
+
+_recording = _Recording()
+
+
+@contextmanager
+def _innermost(stand_ins: _StandIns | None) -> Iterator[None]:
+    previous, _recording.innermost = _recording.innermost, stand_ins
+    try:
+        yield
+    finally:
+        _recording.innermost = previous
+
+
 class _StandIns(TorchFunctionMode):
-    """Replaces each outer tensor that the body touches by an input of the graph being traced."""
+    """Replaces each outer tensor that the body touches by an input of the graph being traced.
+
+    Only the innermost one works, and only while its body runs: bodies may hold loops and branches.
+    """
 
     def __init__(self, trace: _Trace, fake_mode: FakeTensorMode | None, with_gradient: bool) -> None:
         super().__init__()
@@ -132,6 +153,8 @@ class _StandIns(TorchFunctionMode):
         return value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _recording.innermost is not self:
+            return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
         return self.adopt(func(*args, **kwargs))
 
@@ -163,7 +186,8 @@ def _new_input(tensor: torch.Tensor, name: str) -> tuple[torch.Tensor, fx.Node]:
     """Make ``tensor`` an input of the graph under construction, although tracing has begun."""
     mode = get_proxy_mode()
     assert mode is not None
-    proxy = mode.tracer.create_proxy("placeholder", name, (), {})
+    number = sum(node.op == "placeholder" for node in mode.tracer.graph.nodes)
+    proxy = mode.tracer.create_proxy("placeholder", f"{name}_{number}", (), {})
     track_tensor_tree(tensor, proxy, constant=None, tracer=mode.tracer)
     return tensor, proxy.node
 
@@ -184,7 +208,7 @@ def _traced(
             tensor.requires_grad_(wanted)
         with torch.set_grad_enabled(with_gradient):
             copies = stand_ins.adopt([tensor.clone() for tensor in arguments])
-            with stand_ins:
+            with _innermost(stand_ins), stand_ins:
                 results = as_tensors(body(*copies), function)
             results = [stand_ins.stand_in(tensor) for tensor in results]
         trace.results = results

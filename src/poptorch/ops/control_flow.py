@@ -284,7 +284,10 @@ def _branch_backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> Any:
     )  # fmt: skip
     of_then = dict(zip(then_positions, found, strict=False))
     of_else = dict(zip(else_positions, found[len(then_positions) :], strict=True))
-    return None, [of_then.get(i) for i in range(n)], [of_else.get(i) for i in range(m)], *[None] * 7
+    state = None, [of_then.get(i) for i in range(n)], [of_else.get(i) for i in range(m)]
+    # torch takes an empty list of integers for a list of tensors, and wants a list for it.
+    positions = [None if listed else [] for listed in (then_positions, else_positions)]
+    return *state, None, None, None, None, *positions, None
 
 
 def _branch_gradients(

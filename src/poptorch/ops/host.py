@@ -161,7 +161,7 @@ class CPU:
                 for tensor in inputs
             ]
             result = self._layer_to_call(*self.inputs)
-        self.outputs = [tensor.detach() for tensor in _results(result)]
+            self.outputs = [tensor.detach() for tensor in _results(result)]
         self.in_shapes = [tensor.shape for tensor in self.inputs]
         self.out_shapes = [tensor.shape for tensor in self.outputs]
         return result
