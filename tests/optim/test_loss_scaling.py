@@ -141,6 +141,12 @@ class TestInRules:
         for velocity, gradient in zip(program.states[0]["Accl1"], gradients(0, 0, 0), strict=True):
             torch.testing.assert_close(velocity, 2.0 * gradient)
 
+    def test_the_factor_is_among_the_inputs(self, weights, update_only):
+        spec = update_only(P.Adam(weights, lr=0.1), self.options()).spec
+        assert set(spec.groups[0].rule.inputs) <= set(spec.hyper()[0])
+        assert spec.hyper()[0]["loss_scale_factor"] == 1.0
+        assert "loss_scale_factor" not in update_only(P.Adam(weights, lr=0.1)).spec.hyper()[0]
+
     def test_tunables_come_from_the_options(self):
         options = self.options()
         options._Popart.set("automaticLossScalingSettings.binEdgeLocation", 0.5)

@@ -48,6 +48,7 @@ from poptorch.optim.reading import (
 )
 from poptorch.optim.reduction import GradientReduction
 from poptorch.optim.rules import (
+    LOSS_SCALE_FACTOR,
     AdamRule,
     CombinedSGD,
     LambRule,
@@ -138,10 +139,16 @@ class OptimizerSpec:
         return [group.rule.init_state(group.parameters) for group in self.groups]
 
     def hyper(self) -> list[dict[str, Tensor]]:
-        """The inputs of each group's rule: its variables as 0-d float64 tensors, and ``loss_scaling``."""
-        scaling = {"loss_scaling": self.loss_scaling.value}
+        """The inputs of each group's rule as 0-d float64 tensors: its variables and ``loss_scaling``.
+
+        Under automatic loss scaling also ``loss_scale_factor``, which starts at one; who runs the program puts the
+        present factor there.
+        """
+        shared = {"loss_scaling": self.loss_scaling.value}
+        if self.automatic_loss_scaling is not None:
+            shared[LOSS_SCALE_FACTOR] = 1.0
         return [
-            {name: torch.tensor(value, dtype=torch.float64) for name, value in {**group.variables, **scaling}.items()}
+            {name: torch.tensor(value, dtype=torch.float64) for name, value in {**group.variables, **shared}.items()}
             for group in self.groups
         ]
 
