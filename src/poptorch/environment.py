@@ -183,6 +183,13 @@ SYSTEM = Text(
     "The virtual IPU system of this machine: pod64 (default), pod4, bow-pod16, ... or none.",
     _AT_QUERY,
 )
+CODEGEN = Choice(
+    "POPTORCH_CODEGEN",
+    "auto",
+    "How programs run: interpret (no compile delay), native (C++ kernels), or auto (the first, then the second).",
+    _AT_COMPILE,
+    choices=("interpret", "native", "auto"),
+)
 WAIT_FOR_IPU = Flag(
     "POPTORCH_WAIT_FOR_IPU",
     False,
@@ -255,6 +262,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     SMALL_IPU_MODEL,
     IPU_MODEL_VERSION,
     SYSTEM,
+    CODEGEN,
     WAIT_FOR_IPU,
     CACHE_DIR,
     DEFAULT_OPTIONS,

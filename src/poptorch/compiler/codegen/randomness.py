@@ -25,10 +25,10 @@ class RandomSource:
     """The generators of one micro-batch on one replica: stream ``n`` gives the same numbers whenever it is asked."""
 
     def __init__(self, key: int) -> None:
-        self._key = key
+        self.key = key
 
     def __call__(self, stream: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mix(self._key, stream))
+        return torch.Generator().manual_seed(mix(self.key, stream))
 
 
 def with_generator(overload: Any) -> Callable[..., Any]:
