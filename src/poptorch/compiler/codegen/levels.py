@@ -1,0 +1,77 @@
+"""Which code runs a program: straight-line Python calls, or native kernels.
+
+``POPTORCH_CODEGEN`` chooses: ``interpret``, ``native``, or ``auto`` (the default). ``auto`` starts with the first and
+changes to the second between two calls, when the program has done so much work that compiling it pays. How much is an
+estimate made from the program alone, in operations and bytes: the same program changes at the same call every time.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from poptorch import environment
+from poptorch._logging import log_once
+from poptorch.compiler.codegen.interpret import Generated, generate
+from poptorch.compiler.codegen.native import compiler_exists, generate_native
+from poptorch.compiler.program import Program
+
+_SECONDS_PER_CALL = 5e-6
+_BYTES_PER_SECOND = 5e9
+_FLOPS_PER_SECOND = 5e10
+SWITCH_AFTER_SECONDS = 60.0
+"""Estimated run time after which ``auto`` compiles: a multiple of what compiling a mid-sized model takes."""
+
+
+class Level(enum.Enum):
+    """The two ways to run a program, and the rule that picks one."""
+
+    INTERPRET = "interpret"
+    NATIVE = "native"
+    AUTO = "auto"
+
+
+def chosen_level() -> Level:
+    """What the user asked for; ``interpret``, said once, where there is no C++ compiler."""
+    level = Level(environment.CODEGEN.read())
+    if level is not Level.INTERPRET and not compiler_exists():
+        message = "No C++ compiler was found: programs are interpreted. Install g++ or clang++ for native code."
+        log_once(30 if level is Level.NATIVE else 20, "no compiler", message)
+        return Level.INTERPRET
+    return level
+
+
+def generate_at(level: Level, program: Program, threads: int) -> Generated:
+    """Code for one program; ``auto`` starts interpreted."""
+    return generate_native(program, threads) if level is Level.NATIVE else generate(program)
+
+
+def calls_before_switch(program: Program, micro_batches: int) -> int:
+    """How many calls of a program, each of so many micro-batches, ``auto`` interprets."""
+    return max(1, math.ceil(SWITCH_AFTER_SECONDS / (estimated_seconds(program) * micro_batches)))
+
+
+def estimated_seconds(program: Program) -> float:
+    """A rough time for one micro-batch, from the graph alone."""
+    return sum(_operation_seconds(node) for node in program.operations()) or _SECONDS_PER_CALL
+
+
+def _operation_seconds(node: fx.Node) -> float:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    moved = sum(t.numel() * t.element_size() for t in tensors)
+    return _SECONDS_PER_CALL + moved / _BYTES_PER_SECOND + _flops(node) / _FLOPS_PER_SECOND
+
+
+def _flops(node: fx.Node) -> float:
+    packet = getattr(node.target, "overloadpacket", None)
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0.0
+    args = fx.node.map_arg(node.args, lambda n: n.meta["val"])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
+    return float(formula(*args, **kwargs, out_val=node.meta["val"]))
