@@ -13,10 +13,16 @@ from torch import nn
 
 from poptorch import hooks
 from poptorch._logging import backend, logger
-from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
+from poptorch.capture.arguments import (
+    ArgumentLayout,
+    BoundCall,
+    InputNormaliser,
+    announce_partial_support,
+    check_input,
+)
 from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
-from poptorch.capture.structure import Structure
+from poptorch.capture.structure import Structure, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.codegen.interpret import generate
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
@@ -69,10 +75,9 @@ def loop_of(options: Any, training: bool) -> Loop:
 
 
 def micro_batch_inputs(
-    layout: ArgumentLayout, tensors: Sequence[torch.Tensor], loop: Loop
+    layout: ArgumentLayout, tensors: Sequence[torch.Tensor], loop: Loop, normalise: InputNormaliser
 ) -> list[torch.Tensor]:
     """The first micro-batch of every input, after checking types and sizes."""
-    normalise = InputNormaliser()
     result = []
     for spec, tensor in zip(layout.specs, tensors, strict=True):
         check_input(tensor)
@@ -90,20 +95,31 @@ def micro_batch_inputs(
     return result
 
 
-def compile_model(
-    model: nn.Module,
-    call: BoundCall,
-    options: Any,
-    training: bool,
-    optimizer_spec: Any,
-    progress: Callable[[], None],
-) -> Build:
-    """Capture the model with the arguments of ``call`` and compile it."""
-    layout = ArgumentLayout(call)
+@dataclass(frozen=True)
+class CompileRequest:
+    """What to compile."""
+
+    model: nn.Module
+    call: BoundCall
+    options: Any
+    training: bool
+    optimizer_spec: Any
+    normalise: InputNormaliser
+    placed: Callable[[int], None] | None = None
+    """Told the number of IPUs of a replica as soon as it is known, before code is generated."""
+
+
+def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Build:
+    """Capture the model with the arguments of the call and compile it."""
+    model, options, training = request.model, request.options, request.training
+    optimizer_spec = request.optimizer_spec
+    announce_partial_support(request.call)
+    layout = ArgumentLayout(request.call)
     loop = loop_of(options, training)
-    inputs = micro_batch_inputs(layout, layout.tensors_of(call), loop)
+    inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
     check_not_empty(collect_state(model))
     recording = _capture(model, layout, inputs, options, training, optimizer_spec)
+    check_output_leaves(recording.output_structure)
     progress()
     program = to_program(recording, [spec.path for spec in layout.specs])
     constants = _take_host_results(program, options)
@@ -112,6 +128,8 @@ def compile_model(
     lower(program, _with_anchors(anchors), progress)
     _check_buffers(program, options, loop)
     ipus = _check_placement(program, options, training, loop)
+    if request.placed is not None:
+        request.placed(ipus)
     executable = Executable(
         program=program,
         micro_batch=generate(program),
@@ -163,7 +181,7 @@ def _capture(
 def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
     """Remove constant results from the program; they are returned as they are, whatever the output mode."""
     constants = host_results(program)
-    if constants and not options.Jit.trace_model:
+    if constants and not options.Jit._tracing_requested:
         warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
     kept = [v for i, v in enumerate(program.output_values()) if i not in constants]
     program.results = [r for i, r in enumerate(program.results) if i not in constants]

@@ -18,7 +18,7 @@ from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
 from poptorch.capture.state import collect_state
 from poptorch.capture.structure import unflatten
-from poptorch.compilation import STEPS, Build, compile_model
+from poptorch.compilation import STEPS, Build, CompileRequest, compile_model
 from poptorch.compiler.passes.anchors import UPDATED, value_names
 from poptorch.compiler.program import Program
 from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode
@@ -69,9 +69,12 @@ class PoplarExecutor:
         self._device: device.Device | None = None
         self._host_weights_stale = False
         self._host_version = 0
-        self._uploaded_version = 0
+        self._identity = object()
+        self._uploaded_version: tuple[object, int] | None = None
+        """Which training executor's weights were uploaded last, and which version of them."""
         self._watched = True
         self._ran = False
+        self._ever_ran = False
         self._random_state: list[int] | None = None
         self._compile_time: datetime.timedelta | None = None
         self._normalise = InputNormaliser()
@@ -180,21 +183,45 @@ class PoplarExecutor:
         announce_precision(self._options.Precision)
         set_repeat_limit(self._options.max_repeat_logs)
         self._check_target()
-        with self._unwatched(), _Progress(self._options) as progress:
-            self.copyWeightsToHostIfNeeded()
-            if self._link is not None:
-                self._link.check()
-            spec = self._link.spec if self._link is not None else None
-            build = compile_model(self._captured, call, self._options, self._training, spec, progress.step)
-            self._check_updatable_buffers(build)
-            engine = Engine(build.executable)
-            self._attach(build)
-            engine.upload(self._host_tensors())
-            self._build, self._engine = build, engine
-            if self._link is not None:
-                self._link.compiled(build, engine, self._parameter_names(), self._is_offline())
-            self._load()
+        self._take_model()
+        try:
+            with self._unwatched(), _Progress(self._options) as progress:
+                self._compile_and_load(call, progress)
+        except BaseException:
+            # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
+            self._release()
+            raise
         self._compile_time = datetime.timedelta(seconds=time.monotonic() - started)
+
+    def _take_model(self) -> None:
+        """A training executor that was destroyed and is used again watches its model again."""
+        if self._link is not None and instrumentation.owner_of(self._user_model) is not self:
+            instrumentation.instrument(self._user_model, self)
+            self._link.connect()
+
+    def _compile_and_load(self, call: BoundCall, progress: _Progress) -> None:
+        self.copyWeightsToHostIfNeeded()
+        if self._link is not None:
+            self._link.check()
+        request = CompileRequest(
+            self._captured,
+            call,
+            self._options,
+            self._training,
+            self._link.spec if self._link is not None else None,
+            normalise=self._normalise,
+            placed=self._attach if self._options.connection_type == ConnectionType.Always else None,
+        )
+        build = compile_model(request, progress.step)
+        self._check_updatable_buffers(build)
+        engine = Engine(build.executable)
+        if self._options.connection_type == ConnectionType.OnDemand:
+            self._attach(build.ipus_per_replica)
+        self._upload(engine)
+        self._build, self._engine = build, engine
+        if self._link is not None:
+            self._link.compiled(build, engine, self._parameter_names(), self._is_offline())
+        self._load()
 
     def _load(self) -> None:
         """The device is attached: random state and optimizer state follow the weights."""
@@ -227,13 +254,11 @@ class PoplarExecutor:
     def _is_offline(self) -> bool:
         return self._options.connection_type == ConnectionType.Never
 
-    def _attach(self, build: Build) -> None:
+    def _attach(self, ipus_per_replica: int) -> None:
         """Reserve the IPUs of the program."""
-        if self._is_offline():
-            return
         simulated = self._uses_ipu_model()
         needed = counting.reserve_ipus(
-            build.ipus_per_replica,
+            ipus_per_replica,
             self._options.replication_factor,
             auto_round=self._options.auto_round_num_ipus,
             hardware=not simulated,
@@ -241,8 +266,12 @@ class PoplarExecutor:
         if simulated or needed == 0:
             self._device = device.simulated(needed)
             return
-        chosen = self._options.ipu_id if self._options.exists("ipu_id") else None
-        self._device = device.acquire(needed, chosen, self)
+        if not self._options.exists("ipu_id"):
+            self._device = device.acquire(needed, self)
+            return
+        chosen = self._options.ipu_id
+        counting.check_selected_device(device.size_of(chosen), needed, chosen)
+        self._device = device.acquire_id(chosen, self)
 
     def attachToDevice(self) -> None:
         """Reserve a device for the compiled program and load everything on it."""
@@ -250,7 +279,7 @@ class PoplarExecutor:
         build, engine = self._compiled()
         if self._device is not None:
             raise createPoptorchError("Device is already attached")
-        self._attach(build)
+        self._attach(build.ipus_per_replica)
         with self._unwatched():
             self._upload(engine)
         self._load()
@@ -270,18 +299,30 @@ class PoplarExecutor:
 
     def destroy(self) -> None:
         """Release program and device; for training, leave the trained weights in the user's model and unwrap it."""
-        if self._build is not None:
+        was_compiled = self._build is not None
+        if was_compiled:
             if self._training:
                 self.copyWeightsToHostIfNeeded()
             if self._link is not None:
                 self._link.disconnect()
-            if self._device is not None:
-                self._device.release()
-            self._build = self._engine = self._device = None
-            self._ran = False
-            self._random_state = None
-        if self._training and instrumentation.owner_of(self._user_model) is self:
+            self._release()
+        if not self._training:
+            return
+        if instrumentation.owner_of(self._user_model) is self:
             instrumentation.restore(self._user_model)
+        elif was_compiled:
+            raise createPoptorchError(
+                "Cannot unwrap the model: model was never wrapped by this executor, or its class was changed since. "
+                "Program and device are released."
+            )
+
+    def _release(self) -> None:
+        """Forget the program and free its device."""
+        if self._device is not None:
+            self._device.release()
+        self._build = self._engine = self._device = None
+        self._ran = self._ever_ran = False
+        self._random_state = None
 
     def __del__(self) -> None:
         # A training executor may be dropped without destroy(): what it learned must not be lost.
@@ -299,7 +340,9 @@ class PoplarExecutor:
         return {id(entry.tensor): entry.name for entry in collect_state(self._captured)}
 
     def _upload(self, engine: Engine) -> None:
-        backend.debug("Writing weights from host to IPU memory.")
+        if not self._is_offline():
+            backend.debug("Writing weights from host to IPU memory.")
+        self._newer_training_weights()
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             engine.upload(self._host_tensors())
 
@@ -345,9 +388,9 @@ class PoplarExecutor:
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """Load into the user's model and, if attached, onto the device."""
+        self.copyWeightsToHostIfNeeded()  # what the dictionary does not mention must not be lost
         with self._unwatched():
             result = self._model.load_state_dict(state_dict, strict)
-        self._host_weights_stale = False
         if self.isAttachedToDevice():
             self.copyWeightsToDevice()
         return result
@@ -373,14 +416,19 @@ class PoplarExecutor:
 
     def _follow_training(self) -> None:
         """Before inference: take over what a training executor of the same model learned."""
-        owner = instrumentation.owner_of(self._user_model)
-        if owner is None or owner is self:
-            return
-        owner.copyWeightsToHostIfNeeded()
-        if owner._host_version != self._uploaded_version:
+        if self._newer_training_weights():
             logger.debug("Implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
-            self._uploaded_version = owner._host_version
+
+    def _newer_training_weights(self) -> bool:
+        """Whether a training executor of the same model has, or had until now, newer weights than this one uploaded."""
+        owner = instrumentation.owner_of(self._user_model)
+        if owner is None or owner is self:
+            return False
+        owner.copyWeightsToHostIfNeeded()
+        version = (owner._identity, owner._host_version)
+        newer, self._uploaded_version = version != self._uploaded_version, version
+        return newer
 
     # -- optimizer and random numbers ----------------------------------------------------------------------------
 
@@ -433,6 +481,8 @@ class PoplarExecutor:
         build, engine = self._compiled()
         if not self._training:
             self._follow_training()
+        if self._options.Jit._tracing_requested:
+            build.layout.check_traced_count(call)
         given = build.layout.tensors_of(call)
         if self._link is not None:
             with self._unwatched():
@@ -449,7 +499,7 @@ class PoplarExecutor:
             original, used = given[index], inputs[index]
             if original is not used and original.is_contiguous():
                 original.detach().copy_(used)
-        self._ran = True
+        self._ran = self._ever_ran = True
         if self._training:
             self._host_weights_stale = True
             if self._link is not None:
@@ -494,7 +544,7 @@ class PoplarExecutor:
             raise createPoptorchError(
                 "Cycle count logging is disabled. Please set option logCycleCount to True to enable."
             )
-        if self._engine is None or not self._engine.counters.output_complete:
+        if not self._ever_ran:
             raise createPoptorchError("Please run the model at least once before obtaining cycle count.")
         raise createPoptorchError(
             "The IPU Model that predicts cycles is not part of this release: there is no cycle count to report"

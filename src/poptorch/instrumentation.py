@@ -127,6 +127,10 @@ def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
                 data = self.detach().clone() if copy else self.detach()
                 return nn.Parameter(data, self.requires_grad) if base is nn.Parameter else data
 
+        def __repr__(self, *, tensor_contents: Any = None) -> str:
+            _fetch(reference)
+            return repr(self._poptorch_plain(copy=False))
+
         def __hash__(self) -> int:
             return id(self)
 
@@ -149,8 +153,7 @@ def _watched_model(base: type[nn.Module], reference: weakref.ref[Any]) -> type[n
             owner = reference()
             if owner is not None:
                 owner.destroy()
-            else:
-                restore(self)
+            restore(self)  # the owner is gone, or this is a copy of the model it wrapped
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             _fetch(reference)

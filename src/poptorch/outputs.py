@@ -21,6 +21,9 @@ class DeviceTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.as_subclass(torch.Tensor).__deepcopy__(memo)
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self.as_subclass(torch.Tensor))
+
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: a training model's own program contains the backward pass."""
         raise createPoptorchError(

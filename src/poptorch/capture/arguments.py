@@ -7,11 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from poptorch._logging import logger
 from poptorch.capture.state import check_has_elements
-from poptorch.capture.structure import Branch, ConstantLeaf, Structure, TensorLeaf, flatten, unflatten, walk
+from poptorch.capture.structure import (
+    Branch,
+    ConstantLeaf,
+    Structure,
+    TensorLeaf,
+    children_of,
+    flatten,
+    unflatten,
+    walk,
+)
 from poptorch.errors import createPoptorchError
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -36,6 +46,8 @@ class BoundCall:
     names: tuple[str, ...]
     positional: tuple[Any, ...]
     keyword: dict[str, Any]
+    defaulted: frozenset[str] = frozenset()
+    """Names of the parameters that took their defaults."""
 
 
 class Signature:
@@ -72,7 +84,9 @@ class Signature:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 keyword[parameter.name] = self._named(parameter, kwargs)
         keyword.update({k: v for k, v in kwargs.items() if k not in known and k not in keyword})
-        return BoundCall(tuple(names), tuple(positional), keyword)
+        given = {*self._names[: len(args)], *kwargs}
+        defaulted = frozenset(p.name for p in self._parameters if p.kind not in _VARIADIC and p.name not in given)
+        return BoundCall(tuple(names), tuple(positional), keyword, defaulted)
 
     def _check_names(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if not self._has_args and len(args) > len(self._by_position):
@@ -137,6 +151,7 @@ class ArgumentLayout:
         paths = _tensor_paths(self._positional, call.names) + _tensor_paths(self._keyword, None)
         self.specs = [TensorSpec(p, t.shape, t.dtype) for p, t in zip(paths, tensors, strict=True)]
         self._expected = [(s.shape, s.dtype) for s in self.specs]
+        self._before_none = _before_none(call.positional)
         self._flat = not call.keyword and all(isinstance(c, TensorLeaf) for c in self._children(self._positional))
 
     @staticmethod
@@ -148,9 +163,7 @@ class ArgumentLayout:
         """The call's tensors in order, after comparing everything with what was compiled."""
         if self._flat and not call.keyword and self._are_as_expected(call.positional):
             return call.positional
-        self._check(call)
-        tensors, _ = flatten((call.positional, call.keyword))
-        return tensors
+        return self._collect(call)
 
     def _are_as_expected(self, values: Sequence[Any]) -> bool:
         if len(values) != len(self._expected):
@@ -164,7 +177,17 @@ class ArgumentLayout:
         """Positional and keyword arguments with ``tensors`` in the tensors' places."""
         return tuple(unflatten(self._positional, tensors)), dict(unflatten(self._keyword, tensors))
 
-    def _check(self, call: BoundCall) -> None:
+    def check_traced_count(self, call: BoundCall) -> None:
+        """A traced graph leaves out the ``None`` at the end: what is before them must stay the same in number."""
+        expected, got = self._before_none, _before_none(call.positional)
+        if expected != got:
+            raise createPoptorchError(
+                f"Number of arguments mismatch: expected {expected} arguments but got {got}."
+            )
+
+    def _collect(self, call: BoundCall) -> list[torch.Tensor]:
+        """The call's tensors in the order of the compiled program; dictionaries may be in another order."""
+        found: list[Any] = [None] * len(self.specs)
         expected = self._children(self._positional)
         if len(expected) != len(call.positional):
             _mismatch(
@@ -172,19 +195,21 @@ class ArgumentLayout:
                 f"but got {len(call.positional)}."
             )
         for name, structure, value in zip(call.names, expected, call.positional, strict=True):
-            self._compare(structure, value, name)
+            self._compare(structure, value, name, found)
         self._compare_keys(self._keyword, call.keyword, "named arguments")
         assert isinstance(self._keyword, Branch)
         for key, child in zip(self._keyword.labels, self._keyword.children, strict=True):
-            self._compare(child, call.keyword[key], key)
+            self._compare(child, call.keyword[key], key, found)
+        return found
 
-    def _compare(self, expected: Structure, value: Any, path: str) -> None:
+    def _compare(self, expected: Structure, value: Any, path: str, found: list[Any]) -> None:
         if isinstance(expected, TensorLeaf):
             self._compare_tensor(self.specs[expected.index], value, path)
+            found[expected.index] = value
         elif isinstance(expected, ConstantLeaf):
             self._compare_constant(expected.value, value, path)
         else:
-            self._compare_branch(expected, value, path)
+            self._compare_branch(expected, value, path, found)
 
     def _compare_tensor(self, spec: TensorSpec, value: Any, path: str) -> None:
         if not isinstance(value, torch.Tensor):
@@ -198,27 +223,25 @@ class ArgumentLayout:
     def _compare_constant(expected: Any, value: Any, path: str) -> None:
         if type(value) is not type(expected):
             _mismatch(f"Type mismatch for {path}: expected {type(expected)} but got {type(value)}.")
-        same = value is expected or bool(value == expected)
-        if not same:
+        if not _same_constant(value, expected):
             _mismatch(f"Value mismatch for {path}: expected {expected} but got {value}.")
 
-    def _compare_branch(self, expected: Branch, value: Any, path: str) -> None:
+    def _compare_branch(self, expected: Branch, value: Any, path: str, found: list[Any]) -> None:
         if type(value) is not expected.kind:
             _mismatch(f"Type mismatch for {path}: expected {expected.kind} but got {type(value)}.")
-        if isinstance(value, Mapping):
-            self._compare_keys(expected, value, path)
-            items = [value[label] for label in expected.labels]
-        else:
-            _, got = flatten(value)
-            assert isinstance(got, Branch)
-            if len(got.children) != len(expected.children):
-                _mismatch(
-                    f"Length mismatch for {path}: expected {len(expected.children)} elements "
-                    f"but got {len(got.children)}."
-                )
-            items = _items_of(value, len(got.children))
+        split = children_of(value)
+        assert split is not None
+        labels, items, _ = split
+        if labels != expected.labels and isinstance(value, Mapping):
+            by_label = dict(zip(labels, items, strict=True))
+            self._compare_keys(expected, by_label, path)
+            items = [by_label[label] for label in expected.labels]
+        if len(items) != len(expected.children):
+            _mismatch(
+                f"Length mismatch for {path}: expected {len(expected.children)} elements but got {len(items)}."
+            )
         for label, child, item in zip(expected.labels, expected.children, items, strict=True):
-            self._compare(child, item, f"{path}[{label}]")
+            self._compare(child, item, f"{path}[{label}]", found)
 
     @staticmethod
     def _compare_keys(expected: Structure, value: Mapping[Any, Any], path: str) -> None:
@@ -234,14 +257,23 @@ class ArgumentLayout:
             _mismatch(text)
 
 
-def _items_of(value: Any, count: int) -> list[Any]:
-    """The children of any container that the structure walker takes apart."""
-    from poptorch.capture.structure import _children
+def _same_constant(value: Any, expected: Any) -> bool:
+    """Equality of two objects of one type; arrays must agree in all elements, and NaN is NaN."""
+    if value is expected:
+        return True
+    if isinstance(value, float) and value != value:
+        return bool(expected != expected)
+    if isinstance(value, np.ndarray):
+        return bool(np.array_equal(value, expected))
+    return bool(value == expected)
 
-    split = _children(value)
-    assert split is not None
-    assert len(split[1]) == count
-    return list(split[1])
+
+def _before_none(values: Sequence[Any]) -> int:
+    """How many values there are without the ``None`` at the end."""
+    count = len(values)
+    while count and values[count - 1] is None:
+        count -= 1
+    return count
 
 
 def _mismatch(message: str) -> NoReturn:
@@ -292,6 +324,21 @@ def check_input(tensor: torch.Tensor) -> None:
     check_has_elements(tensor)
 
 
+def announce_partial_support(call: BoundCall) -> None:
+    """Say what a dictionary among the arguments is: a fixed set of tensors, not an object to write results to."""
+    if any(_contains_mapping(value) for value in (*call.positional, *call.keyword.values())):
+        logger.warning(
+            "Dicts as inputs only have partial support: forward can read their values, but entries that it adds or "
+            "removes do not reach the caller."
+        )
+
+
+def _contains_mapping(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_contains_mapping(item) for item in value)
+    return isinstance(value, Mapping)
+
+
 def check_tracing_rules(call: BoundCall, signature: Signature) -> None:
     """The argument types that ``Jit.traceModel(True)`` takes: tensors, in tuples and lists, and trailing ``None``."""
     for name, value in [*zip(call.names, call.positional, strict=True), *call.keyword.items()]:
@@ -322,6 +369,15 @@ def _refuse_dictionaries(value: Any, name: str, path: str) -> None:
 
 def _refuse_none(call: BoundCall, signature: Signature) -> None:
     """``None`` can be left out of a traced graph only at the end, where it is also the default."""
+    left_out: list[str] = []
+    for name, value in zip(call.names, call.positional, strict=True):
+        if value is None and name in call.defaulted:
+            left_out.append(name)
+        elif value is not None and left_out and name not in call.defaulted:
+            _fail_assertion(
+                f"Torch doesn't support passing tensors ({name}) after the following parameters have defaulted to "
+                f"None: {', '.join(left_out)}"
+            )
     trailing = True
     for name, value in reversed(list(zip(call.names, call.positional, strict=True))):
         trailing = trailing and value is None and signature.defaults_to_none(name)

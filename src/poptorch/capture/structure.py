@@ -8,13 +8,14 @@ parser. Whatever is none of these and no tensor is a constant.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from poptorch import arg_parsers
+from poptorch.errors import createPoptorchError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _describe(value: Any, tensors: list[torch.Tensor]) -> Structure:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return TensorLeaf(len(tensors) - 1)
-    split = _children(value)
+    split = children_of(value)
     if split is None:
         return ConstantLeaf(value)
     labels, items, build = split
@@ -79,7 +80,7 @@ def _describe(value: Any, tensors: list[torch.Tensor]) -> Structure:
 Split = tuple[tuple[Any, ...], Sequence[Any], Callable[[Sequence[Any]], Any]]
 
 
-def _children(value: Any) -> Split | None:
+def children_of(value: Any) -> Split | None:
     """Labels, children and rebuilding function of a container; ``None`` for anything else."""
     kind = type(value)
     parser = arg_parsers.parser_for(kind)
@@ -129,3 +130,23 @@ def walk(structure: Structure, path: str = "") -> Iterator[tuple[str, TensorLeaf
             yield from walk(child, f"{path}[{label}]")
     else:
         yield path, structure
+
+
+def check_output_leaves(structure: Structure) -> None:
+    """Refuse results whose tensors nobody can find: they would be returned as they were during capture."""
+    for path, leaf in walk(structure, "output"):
+        if isinstance(leaf, ConstantLeaf) and _hides_tensors(leaf.value):
+            kind = type(leaf.value)
+            raise createPoptorchError(
+                f"The model returns a {kind.__module__}.{kind.__qualname__} ({path}), which contains tensors that "
+                "cannot be found: return tensors, tuples, lists, dictionaries, named tuples or data classes, or teach "
+                "this type with poptorch.registerCustomArgParser."
+            )
+
+
+def _hides_tensors(value: Any) -> bool:
+    if isinstance(value, (set, frozenset)):
+        inner: Iterable[Any] = value
+    else:
+        inner = getattr(value, "__dict__", {}).values() if not isinstance(value, type) else ()
+    return any(isinstance(item, torch.Tensor) for item in inner)

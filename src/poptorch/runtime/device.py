@@ -5,17 +5,55 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from poptorch._logging import backend
-from poptorch.errors import backend_error
+from poptorch import environment
+from poptorch._logging import TRACE, backend
+from poptorch.errors import Error, backend_error
 from poptorch.runtime.system import system
 
-_lock = threading.Lock()
-_in_use: dict[int, tuple[int, int]] = {}
-"""First IPU and number of IPUs of each device in use, by the ticket of its owner."""
+POLL_SECONDS = 15.0
+"""How long to sleep between two looks for a free device, with ``POPTORCH_WAIT_FOR_IPU``."""
+
+_changed = threading.Condition(threading.RLock())  # re-entrant: a collected owner may free its IPUs at any point
+_in_use: dict[int, Group] = {}
+"""The IPUs in use, by the ticket of their owner. Guarded by ``_changed``."""
 
 _tickets = itertools.count()
+
+
+@dataclass(frozen=True)
+class Group:
+    """IPUs that can be attached together: ``size`` of them, aligned, from number ``first``."""
+
+    first: int
+    size: int
+
+    def overlaps(self, other: Group) -> bool:
+        """Whether some IPU is in both groups."""
+        return self.first < other.first + other.size and other.first < self.first + self.size
+
+
+def id_of(group: Group, total: int) -> int:
+    """The device id of a group in a system of ``total`` IPUs: singles come first, then pairs, then fours ...
+
+    >>> id_of(Group(3, 1), 64), id_of(Group(0, 2), 64), id_of(Group(0, 64), 64)
+    (3, 64, 126)
+    """
+    return 2 * total - 2 * total // group.size + group.first // group.size
+
+
+def group_of(device_id: int, total: int) -> Group:
+    """The inverse of :func:`id_of`.
+
+    >>> group_of(65, 64)
+    Group(first=2, size=2)
+    """
+    size = 1
+    while size < total and id_of(Group(0, 2 * size), total) <= device_id:
+        size *= 2
+    return Group((device_id - id_of(Group(0, size), total)) * size, size)
 
 
 @dataclass
@@ -35,45 +73,80 @@ class Device:
             backend.debug("Detached from device %d", self.device_id)
 
 
-def acquire(ipus: int, device_id: int | None, owner: object) -> Device:
-    """Attach ``ipus`` IPUs that nobody in this process uses; they are freed with ``owner`` at the latest."""
-    machine = system()
-    total = machine.ipus if machine is not None else 0
-    with _lock:
-        first = _choose(ipus, device_id, total)
-        ticket = next(_tickets)
-        _in_use[ticket] = (first, ipus)
-    device = Device(first, ipus, ticket)
-    weakref.finalize(owner, _free, ticket)
-    backend.info("Acquired %d IPU(s): running on device Id %d", ipus, device.device_id)
-    backend.debug("Attached to device %d", device.device_id)
-    return device
-
-
-def simulated(ipus: int) -> Device:
-    """A device that occupies nothing: for the IPU Model, and for programs without any device operation."""
-    return Device(-1, ipus, next(_tickets))
-
-
-def _free(ticket: int) -> None:
-    with _lock:
-        _in_use.pop(ticket, None)
-
-
-def _choose(ipus: int, device_id: int | None, total: int) -> int:
-    wanted = f"device Id {device_id}" if device_id is not None else f"{ipus} IPU(s)"
-    if total == 0:
-        raise backend_error(f"Failed to acquire {wanted}: No IPU detected in the system")
+def acquire(ipus: int, owner: object) -> Device:
+    """Attach any ``ipus`` IPUs that nobody in this process uses; they are freed with ``owner`` at the latest."""
+    wanted = f"{ipus} IPU(s)"
+    total = _total(wanted)
     if ipus > total:
         raise backend_error(
             f"Failed to acquire {wanted}: No device found on the system with {ipus} IPUs (it has {total})"
         )
-    starts = [device_id] if device_id is not None else range(0, total, ipus)
-    for first in starts:
-        if first + ipus <= total and not any(_overlaps(first, ipus, f, n) for f, n in _in_use.values()):
-            return first
-    raise backend_error(f"Failed to acquire {wanted}: all are in use. Detach or destroy another model first.")
+    return _attach([Group(first, ipus) for first in range(0, total, ipus)], wanted, total, owner)
 
 
-def _overlaps(first: int, count: int, other: int, other_count: int) -> bool:
-    return first < other + other_count and other < first + count
+def acquire_id(device_id: int, owner: object) -> Device:
+    """Attach the device with this id, as :func:`acquire` does."""
+    wanted = f"device Id {device_id}"
+    total = _total(wanted)
+    return _attach([_existing(device_id, total)], wanted, total, owner)
+
+
+def size_of(device_id: int) -> int:
+    """How many IPUs the device has."""
+    return _existing(device_id, _total(f"device Id {device_id}")).size
+
+
+def simulated(ipus: int) -> Device:
+    """A device that occupies nothing: for the IPU Model, and for programs without any device operation."""
+    return Device(0, ipus, next(_tickets))
+
+
+def _total(wanted: str) -> int:
+    machine = system()
+    if machine is None:
+        raise backend_error(f"Failed to acquire {wanted}: No IPU detected in the system")
+    return machine.ipus
+
+
+def _existing(device_id: int, total: int) -> Group:
+    last = id_of(Group(0, total), total)
+    if not 0 <= device_id <= last:
+        raise backend_error(
+            f"Failed to acquire device Id {device_id}: a system of {total} IPUs has the ids 0 to {last}"
+        )
+    return group_of(device_id, total)
+
+
+def _attach(candidates: Sequence[Group], wanted: str, total: int, owner: object) -> Device:
+    with _changed:
+        group = _free_group(candidates)
+        while group is None:
+            if not environment.WAIT_FOR_IPU.read():
+                raise _busy(wanted)
+            backend.log(TRACE, "No IPU available, sleeping for %g seconds", POLL_SECONDS)
+            _changed.wait(POLL_SECONDS)
+            group = _free_group(candidates)
+        ticket = next(_tickets)
+        _in_use[ticket] = group
+    device = Device(id_of(group, total), group.size, ticket)
+    weakref.finalize(owner, _free, ticket)
+    backend.info("Acquired %d IPU(s): running on device Id %d", group.size, device.device_id)
+    backend.debug("Attached to device %d", device.device_id)
+    return device
+
+
+def _busy(wanted: str) -> Error:
+    return backend_error(
+        f"Failed to acquire {wanted}: all are in use. Detach or destroy another model first, or set "
+        "POPTORCH_WAIT_FOR_IPU=1 to wait."
+    )
+
+
+def _free_group(candidates: Sequence[Group]) -> Group | None:
+    return next((g for g in candidates if not any(g.overlaps(used) for used in _in_use.values())), None)
+
+
+def _free(ticket: int) -> None:
+    with _changed:
+        if _in_use.pop(ticket, None) is not None:
+            _changed.notify_all()
