@@ -25,6 +25,7 @@ from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import Structure, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.codegen.interpret import generate
+from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
 from poptorch.compiler.passes.constants import host_results
 from poptorch.compiler.passes.outputs import narrow_result
@@ -122,6 +123,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     check_output_leaves(recording.output_structure)
     progress()
     program = to_program(recording, [spec.path for spec in layout.specs])
+    program.numerics = Numerics.of(options._Popart.options)
     constants = _take_host_results(program, options)
     progress()
     anchors = _anchors(options, program)
@@ -142,7 +144,10 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     progress()
     used = None
     if training and program.gradients:
-        executable.update, used, executable.accumulator_types = _update(program, recording, optimizer_spec)
+        accumulates = loop.gradient_accumulation > 1
+        executable.update, used, executable.accumulator_types = _update(
+            program, recording, optimizer_spec, accumulates
+        )
         executable.running_mean = any(group.reduction.running for group in used.groups)
     progress()
     backend.debug("Finished Poplar compilation")
@@ -253,7 +258,9 @@ def _check_placement(program: Program, options: Any, training: bool, loop: Loop)
     return counting.ipus_per_replica(used) if used else 0
 
 
-def _update(program: Program, recording: Recording, spec: Any) -> tuple[UpdateProgram, Any, dict[str, torch.dtype]]:
+def _update(
+    program: Program, recording: Recording, spec: Any, accumulates: bool
+) -> tuple[UpdateProgram, Any, dict[str, torch.dtype]]:
     """The update program, the description of the optimizer without unused parameters, and accumulator types."""
     names = {id(recording.state[i].tensor): recording.state[i].name for i in recording.gradients}
     ports = {p.name: (p.shape, p.dtype) for p in program.ports_of(Role.PARAMETER)}
@@ -263,12 +270,12 @@ def _update(program: Program, recording: Recording, spec: Any) -> tuple[UpdatePr
         name: group.accum_type
         for group, group_names in zip(used.groups, members, strict=True)
         for name in group_names
-        if group.accum_type is not None
+        if group.accum_type is not None and accumulates
     }
     missing = sorted(set(ports) - set(program.gradients))
     if missing:
         logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
-    return build_update(used, members, ports, types), used, types
+    return build_update(used, members, ports, types, program.numerics), used, types
 
 
 def restrict(spec: Any, parameters: frozenset[int]) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
+from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, info_of
 
 aten = torch.ops.aten
@@ -66,6 +67,9 @@ class Program:
     """Position of the final loss among the results, if it is returned."""
 
     block_starts: list[Placement] = field(default_factory=list)
+    numerics: Numerics = field(default_factory=Numerics)
+    """How results are rounded and watched."""
+
     log: list[str] = field(default_factory=list)
     """What each pass did, for people."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from poptorch.compiler.codegen.half import Weights
 from poptorch.compiler.codegen.randomness import RandomSource, mix
 from poptorch.compiler.program import Role
 from poptorch.compiler.update import State
@@ -16,6 +17,9 @@ from poptorch.executable.loop import Loop, Tick
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.streams import OutputStream
+
+_UPDATES = -1
+"""Stands for the replica in the random numbers of weight updates, which are the same on all replicas."""
 
 
 class Engine:
@@ -29,7 +33,7 @@ class Engine:
         self._buffer_names = [p.name for p in program.ports_of(Role.BUFFER)]
         self._types = {p.name: p.dtype for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
         self._constants = [program.constants[p.name] for p in program.ports_of(Role.CONSTANT)]
-        self._parameters: list[torch.Tensor] = []
+        self._parameters = Weights()
         self._by_name: dict[str, torch.Tensor] = {}
         self._buffers: list[list[torch.Tensor]] = []
         self._run_micro_batch = executable.micro_batch.run
@@ -64,6 +68,7 @@ class Engine:
             return
         for name, target in zip(self._parameter_names, self._parameters, strict=True):
             target.copy_(tensors[name])
+        self._parameters.changed()
         self.upload_buffers(tensors, self._buffer_names)
 
     def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
@@ -77,7 +82,7 @@ class Engine:
         def device_copy(name: str) -> torch.Tensor:
             return tensors[name].detach().to(self._types[name], copy=True, memory_format=torch.contiguous_format)
 
-        self._parameters = [device_copy(name) for name in self._parameter_names]
+        self._parameters = Weights(device_copy(name) for name in self._parameter_names)
         self._by_name = dict(zip(self._parameter_names, self._parameters, strict=True))
         copies = self._loop.replicas if self.executable.private_buffers else 1
         private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
@@ -194,7 +199,9 @@ class Engine:
         gradients = self._accumulator.take()
         params = [[self._by_name[name] for name in group] for group in update.parameters]
         grads = [[gradients[name] for name in group] for group in update.parameters]
-        update(params, grads, self.optimizer_state, self.hyper)
+        random = RandomSource(mix(self.seed or 0, self._position, _UPDATES))
+        update(params, grads, self.optimizer_state, self.hyper, random)
+        self._parameters.changed()
 
     def _synthetic(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """With synthetic data the host's inputs are not read: the device makes up its own."""
