@@ -41,6 +41,14 @@ _PASS_THROUGH = {
 """Copies that separate tensors under in-place changes; in a functional graph they do nothing."""
 
 
+Kind = tuple[list[int], torch.dtype]
+"""Shape and element type of a tensor."""
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    return list(tensor.shape), tensor.dtype
+
+
 @dataclass(frozen=True)
 class RecordedBody:
     """A body as text, together with the outer tensors that it uses.
@@ -56,7 +64,7 @@ class RecordedBody:
     backward: str
     captured: list[torch.Tensor]
     constants: int
-    results: list[torch.Tensor]
+    results: list[Kind]
     saved: int
     differentiable: list[int]
 
@@ -70,7 +78,7 @@ class _Trace:
     outer: list[torch.Tensor] = field(default_factory=list)
     tangents: list[fx.Node] = field(default_factory=list)
     differentiable: list[int] = field(default_factory=list)
-    results: list[torch.Tensor] = field(default_factory=list)
+    results: list[Kind] = field(default_factory=list)
 
 
 def record(
@@ -211,7 +219,7 @@ def _traced(
             with _innermost(stand_ins), stand_ins:
                 results = as_tensors(body(*copies), function)
             results = [stand_ins.stand_in(tensor) for tensor in results]
-        trace.results = results
+        trace.results = [kind_of(tensor) for tensor in results]
         gradients = _gradients(trace, [*arguments, *stand_ins.leaves], results) if with_gradient else []
         return [*results, *gradients]
 

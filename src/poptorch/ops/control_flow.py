@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops._library import define, separate
-from poptorch.ops.bodies import RecordedBody, as_tensors, record
+from poptorch.ops.bodies import Kind, RecordedBody, as_tensors, kind_of, record
 from poptorch.ops.subgraph import is_random, runnable
 
 _RANDOM = [torch.Tag.nondeterministic_seeded]
@@ -189,22 +189,22 @@ def _loop_in_python(count: int, body: Callable[..., Any], inputs: list[torch.Ten
     values = [tensor.clone() for tensor in inputs]
     for _ in range(count):
         results = as_tensors(body(*values), "for_loop")
-        _check_state(inputs, results)
+        _check_state(inputs, [kind_of(tensor) for tensor in results])
         values = results
     return values
 
 
-def _check_state(inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+def _check_state(inputs: Sequence[torch.Tensor], results: Sequence[Kind]) -> None:
     if len(inputs) != len(results):
         raise createPoptorchError(
             f"poptorch.for_loop: the body takes {len(inputs)} tensors but returns {len(results)}; it must "
             "return as many as it takes."
         )
-    for index, (before, after) in enumerate(zip(inputs, results, strict=True)):
-        if before.shape != after.shape or before.dtype != after.dtype:
+    for index, (before, after) in enumerate(zip(map(kind_of, inputs), results, strict=True)):
+        if before != after:
             raise createPoptorchError(
-                f"poptorch.for_loop: tensor {index} enters the body as {list(before.shape)} {before.dtype} "
-                f"and leaves it as {list(after.shape)} {after.dtype}; shapes and types must stay the same."
+                f"poptorch.for_loop: tensor {index} enters the body as {before[0]} {before[1]} and leaves it as "
+                f"{after[0]} {after[1]}; shapes and types must stay the same."
             )
 
 
@@ -406,12 +406,11 @@ def _recorded_branch(body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -
     return record(body, inputs, "cond", wanted if torch.is_grad_enabled() else None)
 
 
-def _check_branches(then: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
-    described = [[(list(tensor.shape), tensor.dtype) for tensor in results] for results in (then, other)]
-    if described[0] != described[1]:
+def _check_branches(then: Sequence[Kind], other: Sequence[Kind]) -> None:
+    if then != other:
         raise createPoptorchError(
-            "poptorch.cond: both bodies must return the same number of tensors with the same shapes and "
-            f"types, but the first returns {described[0]} and the second {described[1]}."
+            "poptorch.cond: both bodies must return the same number of tensors with the same shapes and types, "
+            f"but the first returns {then} and the second {other}."
         )
 
 
