@@ -45,9 +45,7 @@ def wait_until(condition: Any, what: str, seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("indefinitely", [True, False])
-@pytest.mark.parametrize(
-    "dataset", [Numbers(7), SizedStream(7), WithoutEnd(7)], ids=["map", "iterable", "sized"]
-)
+@pytest.mark.parametrize("dataset", [Numbers(7), SizedStream(7), WithoutEnd(7)], ids=["map", "iterable", "sized"])
 def test_one_loop_is_one_epoch(dataset: Any, indefinitely: bool) -> None:
     with AsynchronousDataAccessor(dataset, load_indefinitely=indefinitely) as accessor:
         assert len(accessor) == len(dataset) == 7
@@ -234,9 +232,7 @@ def test_a_plain_torch_loader_can_be_wrapped() -> None:
 def test_an_asynchronous_loader_cannot_be_wrapped() -> None:
     with (
         DataLoader(Options(), Numbers(4), mode=DataLoaderMode.Async) as loader,
-        pytest.raises(
-            poptorch.Error, match="The DataLoader already uses an AsynchronousDataAccessor internally"
-        ),
+        pytest.raises(poptorch.Error, match="The DataLoader already uses an AsynchronousDataAccessor internally"),
     ):
         AsynchronousDataAccessor(loader)
 
@@ -282,9 +278,7 @@ def test_no_length_without_a_length() -> None:
 @pytest.mark.parametrize("strategy", list(SharingStrategy), ids=lambda strategy: strategy.name)
 def test_every_strategy_delivers(strategy: SharingStrategy) -> None:
     rows = torch.arange(3000.0).view(1000, 3)
-    with AsynchronousDataAccessor(
-        list(rows), sharing_strategy=strategy
-    ) as accessor:  # a thousand views of one storage
+    with AsynchronousDataAccessor(list(rows), sharing_strategy=strategy) as accessor:  # a thousand views of one storage
         assert torch.equal(torch.stack([item.clone() for item in accessor]), rows)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from observing import joined
 from sample_sets import Dynamic, DynamicNotImplemented, Named, Numbers, Pair, PairParser, collate_pairs
 from torch.utils.data import BatchSampler, SequentialSampler
 
@@ -16,9 +17,7 @@ MODES = list(DataLoaderMode)
 
 
 def loader_for(sampler: Any, iterations: int, dataset: Any = None, **kwargs: Any) -> DataLoader:
-    return DataLoader(
-        Options().deviceIterations(iterations), dataset or Numbers(100), batch_sampler=sampler, **kwargs
-    )
+    return DataLoader(Options().deviceIterations(iterations), dataset or Numbers(100), batch_sampler=sampler, **kwargs)
 
 
 def sequential(size: int, drop_last: bool = True) -> BatchSampler:
@@ -40,7 +39,7 @@ def test_consecutive_micro_batches_are_joined(
         for _ in range(2):
             found = [batch.int().tolist() for batch in loader]
             assert [len(batch) for batch in found] == expected
-            assert sum(found, []) == list(range(sum(expected)))
+            assert joined(found) == list(range(sum(expected)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -69,14 +68,12 @@ def test_containers_keep_their_type() -> None:
 
 def test_workers_make_the_micro_batches() -> None:
     found = [batch.int().tolist() for batch in loader_for(sequential(5), 2, num_workers=2)]
-    assert sum(found, []) == list(range(100))
+    assert joined(found) == list(range(100))
 
 
 @pytest.mark.parametrize("kwargs", [{"batch_size": 2}, {"shuffle": True}, {"batch_size": None}])
 def test_the_sampler_excludes_sizes_and_shuffling(kwargs: Any) -> None:
-    with pytest.raises(
-        poptorch.Error, match="`batch_sampler` option is mutually exclusive with batch_size, shuffle"
-    ):
+    with pytest.raises(poptorch.Error, match="`batch_sampler` option is mutually exclusive with batch_size, shuffle"):
         loader_for(sequential(2), 2, **kwargs)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from observing import joined
 from sample_sets import (
     Labelled,
     Named,
@@ -158,9 +159,7 @@ def test_an_indivisible_data_set_is_worth_a_warning(caplog: pytest.LogCaptureFix
 
 def test_strict_compatibility_refuses_what_the_original_refused() -> None:
     with pytest.raises(AssertionError, match="only works if 'rebatched_size' is specified too"):
-        DataLoader(
-            options(2).strictCompatibility(True), Numbers(5), drop_last=False, mode=DataLoaderMode.Async
-        )
+        DataLoader(options(2).strictCompatibility(True), Numbers(5), drop_last=False, mode=DataLoaderMode.Async)
 
 
 # --- iterable data sets ----------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ def test_workers_drop_their_own_left_overs(loaders: Any, mode: DataLoaderMode, b
     for _ in range(2):
         found = values(loader)
         assert [len(batch) for batch in found] == [4] * batches
-        assert len(set(sum(found, []))) == 4 * batches
+        assert len(set(joined(found))) == 4 * batches
 
 
 def test_kept_left_overs_of_workers(loaders: Any) -> None:
@@ -195,7 +194,7 @@ def test_kept_left_overs_of_workers(loaders: Any) -> None:
     assert sorted(map(len, found)) == [3] * 6 + [5] + [6] * 13
     found = values(stream_loader(loaders, DataLoaderMode.AsyncRebatched, 6, drop_last=False))
     assert [len(batch) for batch in found] == [6] * 16 + [5]
-    assert sorted(sum(found, [])) == list(range(101))
+    assert sorted(joined(found)) == list(range(101))
 
 
 @pytest.mark.parametrize("worker_size", [1, 2, 3, 4, None])
@@ -208,13 +207,11 @@ def test_any_worker_size_gives_the_same_items(
     if iterable:
         loader = stream_loader(loaders, DataLoaderMode.AsyncRebatched, 4, **kwargs)
     else:
-        loader = loaders(
-            options(4), Numbers(101), mode=DataLoaderMode.AsyncRebatched, num_workers=7, **kwargs
-        )
+        loader = loaders(options(4), Numbers(101), mode=DataLoaderMode.AsyncRebatched, num_workers=7, **kwargs)
     for _ in range(2):
         found = values(loader)
         assert [len(batch) for batch in found] == [4] * 25 + ([] if drop_last else [1])
-        assert len(set(sum(found, []))) == 100 + (not drop_last)
+        assert len(set(joined(found))) == 100 + (not drop_last)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -248,7 +245,7 @@ def test_every_element_once_per_worker_is_worth_a_warning(caplog: pytest.LogCapt
     loader = DataLoader(Options(), Stream(3), num_workers=2)
     assert "IterableDataset used with num_workers=2" in caplog.text
     assert "no worker_init_fn specified" in caplog.text
-    assert sorted(sum(values(loader), [])) == [0, 0, 1, 1, 2, 2]
+    assert sorted(joined(values(loader))) == [0, 0, 1, 1, 2, 2]
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
@@ -303,7 +300,7 @@ def test_shuffling_follows_the_seed_in_every_mode(loaders: Any, mode: DataLoader
     first, second = values(loader), values(loader)
     assert first == expected
     assert first != second
-    assert sorted(sum(second, [])) == list(range(20))
+    assert sorted(joined(second)) == list(range(20))
 
 
 def test_two_loaders_do_not_shuffle_alike(loaders: Any) -> None:
@@ -313,13 +310,11 @@ def test_two_loaders_do_not_shuffle_alike(loaders: Any) -> None:
 
 
 def test_a_generator_of_the_users_own_reaches_the_process(loaders: Any) -> None:
-    expected = values(
-        DataLoader(options(4), Numbers(20), shuffle=True, generator=torch.Generator().manual_seed(3))
-    )
+    expected = values(DataLoader(options(4), Numbers(20), shuffle=True, generator=torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(3)
-    assert values(
-        loaders(options(4), Numbers(20), shuffle=True, generator=generator, mode=DataLoaderMode.Async)
-    ) == (expected)
+    assert values(loaders(options(4), Numbers(20), shuffle=True, generator=generator, mode=DataLoaderMode.Async)) == (
+        expected
+    )
 
 
 def test_the_for_loop_alone_keeps_a_loader_alive() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observing import joined
 from sample_sets import Numbers, Stream
 
 import poptorch
@@ -16,9 +18,7 @@ from poptorch import DataLoader, DataLoaderMode, Options
 from poptorch.data.partition import PartitionedDataset, Share
 
 
-def options(
-    process: int, processes: int, factors: tuple[int, int, int] = (1, 1, 1), seed: int | None = 0
-) -> Options:
+def options(process: int, processes: int, factors: tuple[int, int, int] = (1, 1, 1), seed: int | None = 0) -> Options:
     opts = Options().deviceIterations(factors[0]).replicationFactor(factors[2])
     opts.Training.gradientAccumulation(factors[1])
     opts.Distributed.configureProcessId(process, processes)
@@ -62,10 +62,8 @@ def test_the_union_over_processes_and_epochs(
     seen: list[set[int]] = []
     for _ in range(4):
         parts = [items(loader) for loader in loaders]
-        together = sum(parts, [])
-        assert len(together) == len(set(together)) == used, (
-            "nothing doubled, and as many as the specification says"
-        )
+        together = joined(parts)
+        assert len(together) == len(set(together)) == used, "nothing doubled, and as many as the specification says"
         assert set(together) <= set(range(total))
         if drop_last:
             assert {len(part) for part in parts} == {used // processes}
@@ -75,7 +73,7 @@ def test_the_union_over_processes_and_epochs(
             assert together == list(range(used)), "in order, and the tail is never used"
         seen.append(set(together))
     if shuffle and processes > 1:
-        for first, second in zip(seen, seen[1:], strict=False):
+        for first, second in itertools.pairwise(seen):
             assert first | second == set(range(total)), "what one epoch leaves out, the next one uses"
 
 

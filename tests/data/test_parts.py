@@ -130,9 +130,7 @@ class Clock:
         return self.now
 
 
-def test_waiting_and_working_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_waiting_and_working_are_told_apart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     monkeypatch.setattr(waiting, "time", clock)
     poptorch.setLogLevel("INFO")
@@ -187,7 +185,8 @@ TRACED = """
 import poptorch
 loader = poptorch.DataLoader(poptorch.Options().deviceIterations(2), list(range(10)))
 assert len(list(loader)) == 5 and len(loader.dataset) == 10
-print(len(poptorch.profiling.Channel("dataset").records), len(poptorch.profiling.Channel("poptorch.DataLoader").records))
+channels = [poptorch.profiling.Channel(name) for name in ("dataset", "poptorch.DataLoader")]
+print(*(len(channel.records) for channel in channels))
 """
 
 

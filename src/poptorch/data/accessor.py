@@ -237,9 +237,7 @@ class AsynchronousDataAccessor:
             ) from None
         if isinstance(message, Failed):
             _show(message)
-            raise createPoptorchError(
-                f"{_FAILED_TO_START}: {message.summary}\n{_ORIGINAL}\n{message.traceback}"
-            )
+            raise createPoptorchError(f"{_FAILED_TO_START}: {_in_full(message)}")
         self._pending.append(message)
         return ring
 
@@ -250,9 +248,7 @@ class AsynchronousDataAccessor:
                 message = self._pending.popleft() if self._pending else self._receive(process)
                 if isinstance(message, Failed):
                     _show(message)
-                    raise AssertionError(
-                        f"{_FAILED_LATER}: {message.summary}\n{_ORIGINAL}\n{message.traceback}"
-                    )
+                    raise AssertionError(f"{_FAILED_LATER}: {_in_full(message)}")
                 if message.epoch == self._epoch:
                     return message
                 if isinstance(message, Filled):
@@ -267,9 +263,7 @@ class AsynchronousDataAccessor:
                 "set hangs or "
                 "needs longer than that for one item."
             ) from None
-        except (
-            BaseException
-        ):  # the process has failed, or the user has pressed Ctrl-C: nobody waits for data now
+        except BaseException:  # the process has failed, or the user has pressed Ctrl-C: nobody waits for data now
             self._end(BRISK_S)
             raise
 
@@ -279,7 +273,16 @@ class AsynchronousDataAccessor:
 
 _FAILED_TO_START = "AsynchronousDataAccessor worker thread failed to start"
 _FAILED_LATER = "An error occurred in the data fetcher"
-_ORIGINAL = "--- traceback in the background process ---"
+_TRACEBACK_LINES = 60
+
+
+def _in_full(failure: Failed) -> str:
+    """The cause and its traceback, short enough to stay in the message: longer ones are moved to a file."""
+    lines = failure.traceback.rstrip().splitlines()
+    if len(lines) > _TRACEBACK_LINES:
+        lines = ["[...]", *lines[-_TRACEBACK_LINES:]]
+    summary = failure.summary.splitlines()[0] if failure.summary else "unknown cause"
+    return "\n".join([summary, "--- traceback in the background process ---", *lines])
 
 
 def _show(failure: Failed) -> None:
@@ -288,15 +291,11 @@ def _show(failure: Failed) -> None:
 
 
 def _check_arguments(dataset: Any, buffer_size: int, rebatched_size: int | None, timeout: float) -> None:
-    check_source = getattr(
-        dataset, "checkBackgroundLoading", None
-    )  # poptorch.DataLoader has its own conditions
+    check_source = getattr(dataset, "checkBackgroundLoading", None)  # poptorch.DataLoader has its own conditions
     if check_source is not None:
         check_source(rebatched_size)
     if isinstance(dataset, AsynchronousDataAccessor):
-        raise createPoptorchError(
-            "The data set is an AsynchronousDataAccessor already. Iterate over it as it is."
-        )
+        raise createPoptorchError("The data set is an AsynchronousDataAccessor already. Iterate over it as it is.")
     assert rebatched_size is None or rebatched_size > 1, (
         f"rebatched_size must be None or greater than 1, got {rebatched_size}"
     )
@@ -305,6 +304,4 @@ def _check_arguments(dataset: Any, buffer_size: int, rebatched_size: int | None,
     if timeout < 0:
         raise ValueError(f"timeout must be a number of seconds, or 0 for no deadline, got {timeout!r}")
     if isinstance(dataset, TorchDataLoader) and dataset.num_workers == 0 and dataset.timeout:
-        raise ValueError(
-            "A PyTorch loader without workers takes no timeout; pass timeout to the accessor instead."
-        )
+        raise ValueError("A PyTorch loader without workers takes no timeout; pass timeout to the accessor instead.")

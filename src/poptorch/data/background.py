@@ -59,6 +59,7 @@ def serve(
     except _ConsumerGone:
         leave_now()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer must hear of it
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises once more for each worker
         summary = "".join(traceback.format_exception_only(error)).strip()
         with contextlib.suppress(OSError):
             connection.send(Failed(summary, "".join(traceback.format_exception(error))))
@@ -152,8 +153,7 @@ class Producer:
     def _end_epoch(self, *, empty: bool) -> None:
         if self._sent == 0:
             raise ValueError(
-                "The Dataset is empty: it yields no item or, with drop_last=True, fewer rows than one full "
-                "batch."
+                "The Dataset is empty: it yields no item or, with drop_last=True, fewer rows than one full batch."
             )
         self._say(Ended(self._epoch))
         # An epoch without items takes no slot: starting the next one at once could go on for ever.
@@ -300,7 +300,6 @@ def _common_rows(tensors: Sequence[torch.Tensor]) -> int:
     counts = {len(tensor) for tensor in tensors}
     if len(counts) != 1:
         raise ValueError(
-            f"The tensors of a batch have {sorted(counts)} rows. To be re-batched they must all have the "
-            "same number."
+            f"The tensors of a batch have {sorted(counts)} rows. To be re-batched they must all have the same number."
         )
     return counts.pop()

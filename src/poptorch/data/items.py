@@ -89,11 +89,7 @@ class ItemStructure:
                 raise TypeError(self._changed(item))
             return list(parser.yieldTensors(item))
         if self.kind == "mapping":
-            if (
-                not isinstance(item, Mapping)
-                or len(item) != len(self.keys)
-                or any(k not in item for k in self.keys)
-            ):
+            if not isinstance(item, Mapping) or len(item) != len(self.keys) or any(k not in item for k in self.keys):
                 raise TypeError(self._changed(item))
             return [item[key] for key in self.keys]
         if self.kind == "sequence":
@@ -107,9 +103,7 @@ class ItemStructure:
     def _changed(self, item: Any) -> str:
         first = f"a mapping with the keys {list(self.keys)}" if self.kind == "mapping" else f"a {self.kind}"
         now = f"a mapping with the keys {list(item)}" if isinstance(item, Mapping) else type(item).__name__
-        return (
-            f"The first item of the data set was {first}, a later one is {now}. All items must look the same."
-        )
+        return f"The first item of the data set was {first}, a later one is {now}. All items must look the same."
 
 
 def _check_tensor(tensor: Any, place: str) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from poptorch._logging import logger
 from poptorch.data.accessor import AsynchronousDataAccessor
 from poptorch.data.combining import grouped
-from poptorch.data.metered import MeteredIterator, metered_iterator
+from poptorch.data.metered import MeteredIterator, watched_iterator
 from poptorch.data.partition import PartitionedDataset, Share
 from poptorch.data.plan import LoadingPlan, length_or_none
 from poptorch.data.tracing import traced
@@ -206,9 +206,7 @@ class DataLoader(TorchDataLoader[Any]):
         return groups if self._meter is None else MeteredIterator(groups, self._meter)
 
     def _get_iterator(self) -> Any:
-        if self._meter is None or self._plan.grouped:
-            return super()._get_iterator()
-        return metered_iterator(self, self._meter)
+        return watched_iterator(self, None if self._plan.grouped else self._meter)
 
     # --- being loaded by an accessor -----------------------------------------------------------------------
 
@@ -285,9 +283,7 @@ def _partition(options: Options, dataset: Any, plan: LoadingPlan, *, shuffle: bo
     )
     assert plan.combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning"
     distributed = options.Distributed
-    share = Share.of(
-        len(dataset), distributed.processId, distributed.numProcesses, plan.combined, plan.drop_last
-    )
+    share = Share.of(len(dataset), distributed.processId, distributed.numProcesses, plan.combined, plan.drop_last)
     if not plan.drop_last:
         _warn_about_left_overs(dataset, plan, distributed.numProcesses)
     return PartitionedDataset(dataset, share, shuffle=shuffle, seed=seed)

@@ -1,7 +1,9 @@
-"""PyTorch's own iterators, with a stopwatch around ``next()``."""
+"""PyTorch's own iterators, with a stopwatch around ``next()`` and the names of workers that die."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -14,12 +16,16 @@ from poptorch.data.waiting import WaitMeter
 from poptorch.profiling import channel
 
 _CHANNEL = profiling.Channel("poptorch.DataLoader")
+_DEATH_NOTICE_S = 0.5
+"""How long after its connection broke a worker may still be dying."""
 
 
 class _Metered:
-    _meter: WaitMeter
+    _meter: WaitMeter | None
 
     def __next__(self) -> Any:
+        if self._meter is None:
+            return super().__next__()  # type: ignore[misc]
         self._meter.start()
         try:
             with _CHANNEL.tracepoint("__next__") if channel.enabled else nullcontext():
@@ -32,19 +38,47 @@ class _Metered:
 
 
 class _InProcess(_Metered, _SingleProcessDataLoaderIter):
-    def __init__(self, loader: DataLoader[Any], meter: WaitMeter) -> None:
+    def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
         super().__init__(loader)
 
 
 class _WithWorkers(_Metered, _MultiProcessingDataLoaderIter):
-    def __init__(self, loader: DataLoader[Any], meter: WaitMeter) -> None:
+    def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
         super().__init__(loader)
 
+    def _next_data(self) -> Any:
+        try:
+            return super()._next_data()
+        except (EOFError, ConnectionError, FileNotFoundError) as error:
+            # A worker that dies while its batch is being fetched shows as a broken connection: name the cause.
+            if (cause := self._how_a_worker_ended()) is None:
+                raise
+            self._shutdown_workers()
+            raise RuntimeError(cause) from error
 
-def metered_iterator(loader: DataLoader[Any], meter: WaitMeter) -> _InProcess | _WithWorkers:
-    """A new iterator over ``loader`` that ``meter`` times."""
+    def _how_a_worker_ended(self) -> str | None:
+        end = time.monotonic() + _DEATH_NOTICE_S
+        while time.monotonic() < end:
+            for worker in self._workers:
+                if worker.exitcode:
+                    how = (
+                        f"is killed by signal: {_signal_name(-worker.exitcode)}"
+                        if worker.exitcode < 0
+                        else (f"exited unexpectedly with code {worker.exitcode}")
+                    )
+                    return f"DataLoader worker (pid {worker.pid}) {how}."
+            time.sleep(0.02)
+        return None
+
+
+def _signal_name(number: int) -> str:
+    return signal.strsignal(number) or str(number)
+
+
+def watched_iterator(loader: DataLoader[Any], meter: WaitMeter | None) -> _InProcess | _WithWorkers:
+    """A new iterator over ``loader`` that ``meter`` times, if there is one."""
     if loader.num_workers == 0:
         return _InProcess(loader, meter)
     loader.check_worker_number_rationality()

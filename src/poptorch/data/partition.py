@@ -83,9 +83,7 @@ class PartitionedDataset(Dataset[Any]):
         """Draw the order of a new epoch; nothing to do for data that is not shuffled."""
         if self._order is None:
             return
-        assert self._seed is not None, (
-            "Seed must be set when shuffling: all processes have to draw the same order."
-        )
+        assert self._seed is not None, "Seed must be set when shuffling: all processes have to draw the same order."
         if self._generator is None:
             self._generator = torch.Generator().manual_seed(self._seed)
         shift = self._share.shift if self._epochs % 2 == 0 else 0

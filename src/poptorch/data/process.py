@@ -35,7 +35,7 @@ START_METHODS = {
 }
 PATIENT_S = 10.0
 """How long an explicit ``terminate()`` waits for the item being loaded, and again after the interrupt."""
-BRISK_S = 0.4
+BRISK_S = 0.15
 """The same when nobody is left who could use the data: at exit, after Ctrl-C, for a dropped object."""
 
 _LIVENESS_CHECK_S = 0.5
@@ -182,7 +182,7 @@ def _preload_forkserver() -> None:
     """Import this package once in the fork server, not in every process it forks: saves seconds per start."""
     server = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:  # else the user has chosen
-        forkserver.set_forkserver_preload(["__main__", background.__name__])
+        forkserver.set_forkserver_preload(["__main__", "poptorch.data.preload"])
 
 
 def _picklable_parsers() -> dict[type, ICustomArgParser]:

@@ -41,9 +41,7 @@ def anonymous_file(size: int, *, on_disk: bool = False) -> int:
     room = shutil.disk_usage(tempfile.gettempdir()).free if on_disk else _physical_memory()
     if size > room:  # checked first: memory that is promised and missing kills the process that touches it
         where = f"the directory {tempfile.gettempdir()}" if on_disk else "memory"
-        raise OSError(
-            errno.ENOSPC, f"Cannot reserve {size / 2**20:.1f} MiB in {where}: no room for that much"
-        )
+        raise OSError(errno.ENOSPC, f"Cannot reserve {size / 2**20:.1f} MiB in {where}: no room for that much")
     if on_disk:
         with tempfile.TemporaryFile(prefix="poptorch-") as file:
             descriptor = os.dup(file.fileno())
