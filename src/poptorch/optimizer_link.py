@@ -9,7 +9,6 @@ import torch
 
 from poptorch._logging import backend
 from poptorch.compilation import Build, restrict
-from poptorch.compiler.program import Role
 from poptorch.optim import bridge
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.replacement import check_update
@@ -28,6 +27,9 @@ class OptimizerLink:
         self._compiled: OptimizerSpec | None = None
         self._used: frozenset[int] = frozenset()
         self._names: dict[torch.nn.Parameter, str] = {}
+        self._params: dict[str, torch.Tensor] = {}
+        """The variable scalars as the device has them, under the names of ``ipu_param``."""
+
         self._engine: Engine | None = None
         self._watcher = UnexpectedAttributes()
         self._check_attributes(optimizer)
@@ -43,18 +45,13 @@ class OptimizerLink:
 
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""
-        return self._device_params()
+        return {name: tensor.clone() for name, tensor in self._params.items()}
 
     def _device_state(self) -> dict[str, torch.Tensor]:
         if self._engine is None or self._compiled is None:
             return {}
         return self._compiled.named_state(self._names, self._engine.optimizer_state)
 
-    def _device_params(self) -> dict[str, torch.Tensor]:
-        if self._compiled is None:
-            return {}
-        with torch._C.DisableTorchFunctionSubclass():  # asking for a weight's type is not a look at its value
-            return self._compiled.named_params(self._names)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
@@ -71,12 +68,9 @@ class OptimizerLink:
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
         self._names = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
-        shapes = {p.name: p for p in build.executable.program.ports_of(Role.PARAMETER)}
         with torch.no_grad():
             engine.optimizer_state = [
-                group.rule.init_state(
-                    [torch.zeros(shapes[n].shape, dtype=shapes[n].dtype) for n in self._group_names(group)]
-                )
+                group.rule.init_state([engine.parameter(n) for n in self._group_names(group)])
                 for group in self._compiled.groups
             ]
         self.send_hyper_parameters()
@@ -103,6 +97,8 @@ class OptimizerLink:
         for index in range(len(self._compiled.groups)):
             backend.debug("Updating group %d optimizer", index)
         self._engine.hyper = self._compiled.hyper()
+        with torch._C.DisableTorchFunctionSubclass():  # asking for a weight's type is not a look at its value
+            self._params = self._compiled.named_params(self._names)
         scale = float(self._compiled.loss_scaling.value)
         self._engine.loss_scale = torch.tensor(scale, dtype=torch.float32)
 
@@ -114,9 +110,8 @@ class OptimizerLink:
         if pending is None:
             return
         copy_weights()
-        params = self._device_params()
-        bridge.write_state(self._device_state(), params, pending)
-        self._apply_params(params)
+        bridge.write_state(self._device_state(), self._params, pending)
+        self._apply_params(self._params)
         bridge.uploaded(self.optimizer)
 
     def _apply_params(self, params: dict[str, torch.Tensor]) -> None:
