@@ -218,11 +218,11 @@ def test_inputs_must_be_a_list_of_tensors(inputs: Any, phrase: str) -> None:
     ],
 )
 def test_bodies_must_return_what_they_take(capture, captured: bool, body: Any, phrase: str) -> None:
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        return poptorch.for_loop(2, body, [x])
+
     with pytest.raises(poptorch.Error, match=phrase):
-        if captured:
-            capture(lambda x: poptorch.for_loop(2, body, [x]), torch.ones(2))
-        else:
-            poptorch.for_loop(2, body, [torch.ones(2)])
+        capture(run, torch.ones(2)) if captured else run(torch.ones(2))
 
 
 @pytest.mark.parametrize("count", [-1, 2.0, True, torch.tensor(3)])

@@ -60,7 +60,9 @@ def test_integers_and_floats_differ_and_order_does_not_matter() -> None:
 
 _ASCII = st.text(st.characters(max_codepoint=126, min_codepoint=1))
 _VALUES = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(width=32, allow_nan=False), _ASCII)
-_LISTS = st.one_of(*(st.lists(s, min_size=1) for s in (st.integers(-9, 9), st.floats(width=32, allow_nan=False), _ASCII)))
+_LISTS = st.one_of(
+    *(st.lists(s, min_size=1) for s in (st.integers(-9, 9), st.floats(width=32, allow_nan=False), _ASCII))
+)
 
 
 @given(st.dictionaries(_ASCII, st.one_of(_VALUES, _LISTS)))

@@ -17,7 +17,14 @@ from poptorch.ops.custom import registry, requirements
 from poptorch.ops.custom.call import CUSTOM_OP
 
 
-def _call(name: str, *inputs: torch.Tensor, outputs: int = 1, domain: str = "test.poptorch", version: int = 1, **attributes: Any):
+def _call(
+    name: str,
+    *inputs: torch.Tensor,
+    outputs: int = 1,
+    domain: str = "test.poptorch",
+    version: int = 1,
+    **attributes: Any,
+):
     def forward(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return poptorch.custom_op(list(tensors), name, domain, version, [tensors[0]] * outputs, attributes or None)
 
@@ -38,7 +45,9 @@ X = torch.tensor([3.0, 4.0, 5.0])
 @pytest.mark.usefixtures("libraries")
 class TestConformance:
     def test_cube(self, capture) -> None:
-        sum_, power = _run(capture, "Cube", torch.full((1, 8), 2.0), torch.full((1, 8), 4.0), outputs=2, domain="com.acme")
+        sum_, power = _run(
+            capture, "Cube", torch.full((1, 8), 2.0), torch.full((1, 8), 4.0), outputs=2, domain="com.acme"
+        )
         assert torch.equal(sum_, torch.full((1, 8), 12.0))
         assert torch.equal(power, torch.full((1, 8), 8.0))
 
@@ -86,7 +95,7 @@ class TestConformance:
     def test_the_highest_version_that_is_not_above(self, capture) -> None:
         added = {v: _run(capture, "AddVersion", X, version=v)[0][0].item() - 3 for v in (1, 2, 3, 9)}
         assert added == {1: 1.0, 2: 1.0, 3: 3.0, 9: 3.0}
-        with pytest.raises(poptorch.Error, match="No class for test.poptorch.AddVersion"):
+        with pytest.raises(poptorch.Error, match=r"No class for test.poptorch.AddVersion"):
             _run(capture, "AddVersion", X, version=0)
 
     def test_results_feed_other_operators(self, capture) -> None:
@@ -225,7 +234,12 @@ def test_libraries_and_cycles_are_known(capture, libraries: dict[str, str]) -> N
     needed = requirements([capture(forward, X).graph])
     assert needed == [
         {"domain": "com.acme", "name": "Cube", "version": 1, "library": libraries["custom_cube_op"]},
-        {"domain": "test.poptorch", "name": "AddScalarFloat", "version": 1, "library": libraries["custom_conformance_ops"]},
+        {
+            "domain": "test.poptorch",
+            "name": "AddScalarFloat",
+            "version": 1,
+            "library": libraries["custom_conformance_ops"],
+        },
     ]
     cube = registry.instance("com.acme", "Cube", 1, "{}")
     assert cube.cycles([torch.ones(2944), torch.ones(2944)]) == 4.0
@@ -277,7 +291,7 @@ def test_a_python_operator(capture) -> None:
         return x * y * factor, x.sum()
 
     def gradient(gradients, inputs, outputs, *, factor: float = 1.0):
-        x, y = inputs
+        _, y = inputs
         return [gradients[0] * y * factor + gradients[1], None]
 
     poptorch.registerCustomOp(
@@ -295,7 +309,10 @@ def test_a_python_operator(capture) -> None:
     assert total.item() == 12.0
     torch.testing.assert_close(gradient_of_x, (X + 1) * 2 + 1)
     assert registry.instance("tests", "Scaled", 2, "{}").cycles([X, X]) == 3.0
-    for attributes, phrase in (({"other": 1.0}, "no attribute 'other'; it knows: factor"), ({"factor": 1}, "must be Float, not Int")):
+    for attributes, phrase in (
+        ({"other": 1.0}, "no attribute 'other'; it knows: factor"),
+        ({"factor": 1}, "must be Float, not Int"),
+    ):
         with pytest.raises(poptorch.Error, match=phrase):
             capture(lambda x, a=attributes: poptorch.custom_op([x, x], "Scaled", "tests", 2, [x, x], a), X)
     with pytest.raises(poptorch.Error, match="has 2 outputs, but example_outputs has 1"):

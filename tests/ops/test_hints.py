@@ -58,9 +58,9 @@ def test_available_memory_must_be_a_proportion(proportion: float) -> None:
 
 
 def test_tensors_are_required() -> None:
-    with pytest.raises(poptorch.Error, match="nop.*is not supported"):
+    with pytest.raises(poptorch.Error, match=r"nop.*is not supported"):
         poptorch.nop(3)
-    with pytest.raises(poptorch.Error, match="set_available_memory.*is not supported"):
+    with pytest.raises(poptorch.Error, match=r"set_available_memory.*is not supported"):
         poptorch.set_available_memory([1], 0.5)
 
 
@@ -91,3 +91,28 @@ def test_overlap_reaches_every_tensor_of_a_structure(capture) -> None:
     assert [node.args[1] for node in marks] == ["overlap_device_iteration_loop"] * 2
     with pytest.raises(poptorch.Error, match="mode"):
         poptorch.set_overlap_for_input(X, "no_overlap")
+
+
+def test_overlap_reaches_tensors_of_registered_types(capture) -> None:
+    class Box:
+        def __init__(self, tensor: torch.Tensor, label: str) -> None:
+            self.tensor, self.label = tensor, label
+
+    class BoxParser(poptorch.ICustomArgParser):
+        def yieldTensors(self, struct: Box):
+            yield struct.tensor
+
+        def reconstruct(self, original_structure: Box, tensor_iterator):
+            return Box(next(tensor_iterator), original_structure.label)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        (box,) = poptorch.set_overlap_for_output([Box(x + 1, "kept")], OverlapMode.NoOverlap)
+        assert box.label == "kept"
+        return box.tensor
+
+    poptorch.registerCustomArgParser(Box, BoxParser())
+    try:
+        graph = capture(forward, X)
+    finally:
+        poptorch.registerCustomArgParser(Box, None)
+    assert [node.target for node in graph.graph.nodes].count(hints.OVERLAP_OUTPUT) == 1

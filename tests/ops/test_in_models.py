@@ -41,7 +41,9 @@ def infer(function: Callable[..., Any], *inputs: torch.Tensor, options: Any = No
         model.destroy()
 
 
-def train(function: Callable[..., Any], *inputs: torch.Tensor, steps: int = 3, **parts: Any) -> tuple[list[Any], nn.Module]:
+def train(
+    function: Callable[..., Any], *inputs: torch.Tensor, steps: int = 3, **parts: Any
+) -> tuple[list[Any], nn.Module]:
     """Results of some steps of gradient descent, and the trained model."""
     model = Model(function, **parts)
     trainer = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
@@ -50,7 +52,9 @@ def train(function: Callable[..., Any], *inputs: torch.Tensor, steps: int = 3, *
     return results, model
 
 
-def train_natively(function: Callable[..., Any], *inputs: torch.Tensor, steps: int = 3, **parts: Any) -> tuple[list[Any], nn.Module]:
+def train_natively(
+    function: Callable[..., Any], *inputs: torch.Tensor, steps: int = 3, **parts: Any
+) -> tuple[list[Any], nn.Module]:
     model = Model(function, **parts)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     results = []
@@ -203,7 +207,10 @@ def test_a_loop_changes_neither_inputs_nor_buffers() -> None:
 
 def test_a_branch_follows_the_run_time_value() -> None:
     model = poptorch.inferenceModel(
-        Model(lambda s, c, x: poptorch.cond(c, lambda v: v + s.shift, [x], lambda: x * 2, []), shift=nn.Parameter(torch.ones(1)))
+        Model(
+            lambda s, c, x: poptorch.cond(c, lambda v: v + s.shift, [x], lambda: x * 2, []),
+            shift=nn.Parameter(torch.ones(1)),
+        )
     )
     assert model(torch.tensor([True]), torch.ones(1))[0].item() == 2.0
     assert model(torch.tensor([False]), torch.full((1,), 5.0))[0].item() == 10.0
@@ -357,7 +364,7 @@ def test_the_template_may_have_another_shape() -> None:
 
 @pytest.mark.usefixtures("libraries")
 def test_unknown_operators_are_named_when_the_model_is_compiled() -> None:
-    with pytest.raises(poptorch.Error, match="No class for com.acme.Unknown"):
+    with pytest.raises(poptorch.Error, match=r"No class for com.acme.Unknown"):
         infer(lambda s, x: poptorch.custom_op([x], "Unknown", "com.acme", 1, [x]), X)
 
 

@@ -39,5 +39,5 @@ def test_the_result_is_marked_and_is_a_value_of_its_own(reduction: str) -> None:
 
 
 def test_a_tensor_is_required() -> None:
-    with pytest.raises(poptorch.Error, match="identity_loss.*is not supported"):
+    with pytest.raises(poptorch.Error, match=r"identity_loss.*is not supported"):
         poptorch.identity_loss(1.0, "sum")

@@ -45,7 +45,9 @@ class _Recording(torch.Tensor):
 
 
 def test_convolutions_of_a_scope_carry_its_number_their_index_and_the_options() -> None:
-    plan = MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes(torch.half).planType(MultiConvPlanType.Serial)
+    plan = (
+        MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes(torch.half).planType(MultiConvPlanType.Serial)
+    )
     plan.perConvReservedTiles(20).cycleBackOff(0.3).enableConvDithering([True, False])
     tags = _Tags()
     with ambient.capturing(ambient.CaptureContext()) as context:
@@ -71,12 +73,12 @@ def test_misuse_of_scopes() -> None:
     with ambient.capturing(ambient.CaptureContext()):
         with pytest.raises(poptorch.Error, match="Unexpected end_multi_conv"), MultiConv():
             X + 1
-        with pytest.raises(poptorch.Error, match="Nested poptorch.MultiConv is not supported"):
-            with MultiConv(), MultiConv():
-                F.conv1d(X, WEIGHT)
-        with pytest.raises(poptorch.Error, match="availableMemoryProportions has 2 entries.* 1 convolutions"):
-            with MultiConv().availableMemoryProportions([0.1, 0.2]):
-                F.conv1d(X, WEIGHT)
+        nested = pytest.raises(poptorch.Error, match=r"Nested poptorch\.MultiConv is not supported")
+        with nested, MultiConv(), MultiConv():
+            F.conv1d(X, WEIGHT)
+        miscounted = pytest.raises(poptorch.Error, match=r"Proportions has 2 entries.* 1 convolutions")
+        with miscounted, MultiConv().availableMemoryProportions([0.1, 0.2]):
+            F.conv1d(X, WEIGHT)
         with MultiConv():  # the failures above left nothing open
             F.conv1d(X, WEIGHT)
 

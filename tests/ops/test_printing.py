@@ -30,7 +30,13 @@ PINNED = torch.tensor([[1.4962566, 1.7682219], [1.0884774, 1.1320305]])
             ["title: [", " [1.4962566e+00,", "   1.7682219e+00]", " [1.0884774e+00,", "   1.1320305e+00]", "]"],
         ),
         (
-            {"float_format": "fixed", "separator": ";", "open_bracket": "(", "close_bracket": ")", "max_line_width": 125},
+            {
+                "float_format": "fixed",
+                "separator": ";",
+                "open_bracket": "(",
+                "close_bracket": ")",
+                "max_line_width": 125,
+            },
             ["title: (", " (1.4962566;1.7682219)", " (1.0884774;1.1320305)", ")"],
         ),
     ],
@@ -117,7 +123,7 @@ def test_float16_keeps_its_type(capture) -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(KeyError, match="hex"):
         poptorch.ipu_print_tensor(PINNED, float_format="hex")
-    with pytest.raises(poptorch.Error, match="ipu_print_tensor.*is not supported"):
+    with pytest.raises(poptorch.Error, match=r"ipu_print_tensor.*is not supported"):
         poptorch.ipu_print_tensor("text")
     with pytest.raises(ValueError, match="separator"):
         poptorch.ipu_print_tensor(PINNED, separator="")

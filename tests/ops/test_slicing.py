@@ -72,7 +72,9 @@ def test_update_needs_no_factor_and_has_gradients() -> None:
     x, source = torch.zeros(5, requires_grad=True), torch.ones(3, requires_grad=True)
     y = poptorch.dynamic_update(x, source, 0, _start(1), 3)
     assert y.tolist() == [0, 1, 1, 1, 0]
-    for gradient, expected in zip(torch.autograd.grad((y * 2).sum(), [x, source]), ([2, 0, 0, 0, 2], [2] * 3), strict=True):
+    for gradient, expected in zip(
+        torch.autograd.grad((y * 2).sum(), [x, source]), ([2, 0, 0, 0, 2], [2] * 3), strict=True
+    ):
         assert gradient.tolist() == expected
 
 

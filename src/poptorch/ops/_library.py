@@ -33,9 +33,7 @@ def define(
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     if backward is not None:
-        torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=_library
-        )
+        torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=_library)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 

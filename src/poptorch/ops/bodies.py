@@ -94,9 +94,7 @@ def record(
     """
     fake_mode = detect_fake_mode(list(inputs))
     with _apart_from_capture(fake_mode):
-        module, trace = _traced(
-            body, [_leaf(tensor, fake_mode) for tensor in inputs], function, gradient_inputs
-        )
+        module, trace = _traced(body, [_leaf(tensor, fake_mode) for tensor in inputs], function, gradient_inputs)
         constants = _lift_constants(module, trace)
         graph = _functional(module, trace)
     return _divided(graph, trace, constants)
@@ -313,9 +311,7 @@ def _divided(graph: fx.Graph, trace: _Trace, constants: list[torch.Tensor]) -> R
     outputs = list(next(iter(reversed(graph.nodes))).args[0])
     results, gradients = outputs[: len(trace.results)], outputs[len(trace.results) :]
     needed = _ancestors(results)
-    saved = [
-        value for node in graph.nodes if node in needed and _is_unrepeatable(node) for value in _values(node)
-    ]
+    saved = [value for node in graph.nodes if node in needed and _is_unrepeatable(node) for value in _values(node)]
     if not gradients:
         saved = []
     forward = _extracted(inputs, [], [*results, *saved])
@@ -381,7 +377,4 @@ def _reachable(outputs: Sequence[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
 
 
 def _depends_on_tangent(node: fx.Node) -> bool:
-    return any(
-        ancestor.op == "placeholder" and ancestor.name.startswith("tangent")
-        for ancestor in _ancestors([node])
-    )
+    return any(ancestor.op == "placeholder" and ancestor.name.startswith("tangent") for ancestor in _ancestors([node]))

@@ -79,9 +79,7 @@ def _loop_backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> Any:
     tensors = list(ctx.saved_tensors)
     captured, stashes = tensors[: ctx.captured], tensors[ctx.captured :]
     final = [g for g, floating in zip(gradients[: ctx.size], ctx.floating, strict=True) if floating]
-    found = iter(
-        LOOP_BACKWARD(final, stashes, captured, ctx.count, ctx.backward_body, ctx.size, ctx.differentiable)
-    )
+    found = iter(LOOP_BACKWARD(final, stashes, captured, ctx.count, ctx.backward_body, ctx.size, ctx.differentiable))
     by_position = {position: next(found) for position in ctx.differentiable}
     state = [by_position.get(position) for position in range(ctx.size)]
     outer = [by_position.get(ctx.size + position) for position in range(ctx.captured)]
@@ -129,9 +127,7 @@ _LOOP_ARGUMENTS = (
     "(Tensor[] state, Tensor[] captured, int count, str body, str backward_body, int saved, int[] "
     "differentiable) -> Tensor[]"
 )
-FOR_LOOP = define(
-    "for_loop" + _LOOP_ARGUMENTS, _loop, _loop_shapes, backward=_loop_backward, setup_context=_save_loop
-)
+FOR_LOOP = define("for_loop" + _LOOP_ARGUMENTS, _loop, _loop_shapes, backward=_loop_backward, setup_context=_save_loop)
 RANDOM_FOR_LOOP = define(
     "random_for_loop" + _LOOP_ARGUMENTS,
     _loop,
@@ -236,9 +232,7 @@ def _branch(
     return separate(outputs, [condition, *then_inputs, *else_inputs])
 
 
-def _saved_shapes(
-    body: str, inputs: Sequence[torch.Tensor], results: int
-) -> list[tuple[torch.Size, torch.dtype]]:
+def _saved_shapes(body: str, inputs: Sequence[torch.Tensor], results: int) -> list[tuple[torch.Size, torch.dtype]]:
     with FakeTensorMode() as mode:
         values = runnable(body)(*[mode.from_tensor(tensor) for tensor in inputs])
     return [(value.shape, value.dtype) for value in values[results:]]
@@ -275,9 +269,7 @@ def _branch_backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> Any:
     condition, *tensors = ctx.saved_tensors
     n, m = ctx.counts
     then_body, else_body, then_positions, else_positions, saved = ctx.settings
-    floating = [
-        g for g, is_floating in zip(gradients[: ctx.results], ctx.floating, strict=True) if is_floating
-    ]
+    floating = [g for g, is_floating in zip(gradients[: ctx.results], ctx.floating, strict=True) if is_floating]
     found = BRANCH_BACKWARD(
         condition, tensors[:n], tensors[n : n + m], tensors[n + m :], floating, then_body, else_body,
         then_positions, else_positions, saved,
@@ -286,7 +278,7 @@ def _branch_backward(ctx: Any, gradients: Sequence[torch.Tensor]) -> Any:
     of_else = dict(zip(else_positions, found[len(then_positions) :], strict=True))
     state = None, [of_then.get(i) for i in range(n)], [of_else.get(i) for i in range(m)]
     # torch takes an empty list of integers for a list of tensors, and wants a list for it.
-    positions = [None if listed else [] for listed in (then_positions, else_positions)]
+    positions: list[list[None] | None] = [None if listed else [] for listed in (then_positions, else_positions)]
     return *state, None, None, None, None, *positions, None
 
 

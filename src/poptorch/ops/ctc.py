@@ -82,9 +82,7 @@ class _Beam:
         np.add(total[:, :, None], log_probs[:, None, :], out=extended)
         has_label = parent != _NO_PARENT
         # Repeating the last label needs a blank in between. Dead places and roots have no last label.
-        extended[rows, places, label] = np.where(
-            has_label, ends_blank + of_label, extended[rows, places, label]
-        )
+        extended[rows, places, label] = np.where(has_label, ends_blank + of_label, extended[rows, places, label])
         extended[:, :, self.blank] = -np.inf
 
         # A kept prefix whose parent is in the beam too is also reached by extending that parent: add and drop
@@ -92,9 +90,7 @@ class _Beam:
         sequence, child, origin = np.nonzero(parent[:, :, None] == node[:, None, :])
         if len(sequence):
             by = label[sequence, child]
-            kept_label[sequence, child] = np.logaddexp(
-                kept_label[sequence, child], extended[sequence, origin, by]
-            )
+            kept_label[sequence, child] = np.logaddexp(kept_label[sequence, child], extended[sequence, origin, by])
             extended[sequence, origin, by] = -np.inf
         np.logaddexp(kept_blank, kept_label, out=scores[:, :, 0])
 
@@ -121,9 +117,7 @@ class _Beam:
         total = np.logaddexp(self.ends_blank, self.ends_label)
         order = np.argsort(-total, axis=1, kind="stable")[:, :count]
         nodes = np.take_along_axis(self.node, order, 1)
-        return np.take_along_axis(total, order, 1), [
-            [self.tree.path(n) for n in row] for row in nodes.tolist()
-        ]
+        return np.take_along_axis(total, order, 1), [[self.tree.path(n) for n in row] for row in nodes.tolist()]
 
 
 def beam_search(
@@ -217,10 +211,7 @@ def ctc_beam_search_decoder(
     """
     _check_arguments(probs, lengths, blank, beam_width, top_paths)
     if ambient.current() is None:
-        return [
-            torch.zeros_like(t)
-            for t in _decoded_shapes(probs.detach(), lengths, blank, beam_width, top_paths)
-        ]
+        return [torch.zeros_like(t) for t in _decoded_shapes(probs.detach(), lengths, blank, beam_width, top_paths)]
     return list(CTC_BEAM_SEARCH(probs.detach(), lengths, blank, beam_width, top_paths))
 
 
@@ -236,22 +227,14 @@ def _check_arguments(probs: object, lengths: object, blank: int, beam_width: int
             f"Expected (time, batch, classes), got {list(probs.shape)}."
         )
     if not probs.dtype.is_floating_point:
-        raise createPoptorchError(
-            f"ctc_beam_search_decoder: probs must be float16 or float32, not {probs.dtype}."
-        )
-    if (
-        list(lengths.shape) != [probs.shape[1]]
-        or lengths.dtype.is_floating_point
-        or lengths.dtype == torch.bool
-    ):
+        raise createPoptorchError(f"ctc_beam_search_decoder: probs must be float16 or float32, not {probs.dtype}.")
+    if list(lengths.shape) != [probs.shape[1]] or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
         raise createPoptorchError(
             f"Incorrect shape for second input to CTC beam search decoder. Expected {probs.shape[1]} "
             f"integers, one per sequence, got shape {list(lengths.shape)} of {lengths.dtype}."
         )
     if not 0 <= blank < probs.shape[2]:
-        raise createPoptorchError(
-            f"ctc_beam_search_decoder: blank {blank} is not one of the {probs.shape[2]} classes."
-        )
+        raise createPoptorchError(f"ctc_beam_search_decoder: blank {blank} is not one of the {probs.shape[2]} classes.")
     if not 1 <= top_paths <= beam_width:
         raise createPoptorchError(
             f"ctc_beam_search_decoder: top_paths ({top_paths}) must be at least 1 and at most beam_width "

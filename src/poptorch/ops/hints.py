@@ -6,12 +6,14 @@ Each one is an operator of its own and carries its setting as an argument, so th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from poptorch import ambient
+from poptorch.arg_parsers import parser_for
 from poptorch.enums import OverlapMode
 from poptorch.errors import createPoptorchError
 from poptorch.ops._library import define, require_tensor
@@ -70,17 +72,14 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
             [2., 2.]])
     """
     require_tensor(tensor, "poptorch.set_available_memory")
-    if isinstance(available_memory_proportion, bool) or not isinstance(
-        available_memory_proportion, (int, float)
-    ):
+    if isinstance(available_memory_proportion, bool) or not isinstance(available_memory_proportion, (int, float)):
         raise createPoptorchError(
             "availableMemoryProportion must be in (0,1], given as a float: "
             f"{type(available_memory_proportion).__name__} is not supported."
         )
     if not 0.0 < available_memory_proportion <= 1.0:
         raise createPoptorchError(
-            "availableMemoryProportion must be in (0,1], but set_available_memory got "
-            f"{available_memory_proportion}."
+            f"availableMemoryProportion must be in (0,1], but set_available_memory got {available_memory_proportion}."
         )
     if ambient.current() is None:
         return tensor
@@ -136,7 +135,13 @@ def _overlapped(function: str, operator: Any, structure: Any, mode: OverlapMode)
     return _map_tensors(structure, lambda tensor: operator(tensor, mode.value))
 
 
-def _map_tensors(structure: Any, function: Any) -> Any:
-    if isinstance(structure, torch.Tensor):
-        return function(structure)
-    return pytree.tree_map_only(torch.Tensor, function, structure)
+def _map_tensors(structure: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def apply(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return function(leaf)
+        parser = parser_for(type(leaf))
+        if parser is None:
+            return leaf
+        return parser.reconstruct(leaf, iter([function(tensor) for tensor in parser.yieldTensors(leaf)]))
+
+    return pytree.tree_map(apply, structure, is_leaf=lambda value: parser_for(type(value)) is not None)

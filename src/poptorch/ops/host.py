@@ -135,9 +135,7 @@ class CPU:
         context = ambient.current()
         if context is None:
             if _running.active:
-                raise createPoptorchError(
-                    "CPU ops must not overlap: a poptorch.CPU operation called another one."
-                )
+                raise createPoptorchError("CPU ops must not overlap: a poptorch.CPU operation called another one.")
             return self._layer_to_call(*input, **kwargs)
         for value in input:
             if not isinstance(value, torch.Tensor):
@@ -147,9 +145,7 @@ class CPU:
                 )
         first = context.extras.setdefault(_EXTRA, {}).setdefault(self._ID, self)
         result = first._learn_shapes(input)
-        results = HOST_CALL(
-            [tensor.detach() for tensor in input], first._key, json.dumps(_signature_of(first.outputs))
-        )
+        results = HOST_CALL([tensor.detach() for tensor in input], first._key, json.dumps(_signature_of(first.outputs)))
         return results[0] if isinstance(result, torch.Tensor) else list(results)
 
     def _learn_shapes(self, inputs: Sequence[torch.Tensor]) -> Any:

@@ -100,9 +100,7 @@ class Layout:
         empty = True
         for index, value in enumerate(values):
             last = index == len(values) - 1
-            text = ("..." if value is ... else write(value)) + (
-                self.close_bracket if last else self.separator
-            )
+            text = ("..." if value is ... else write(value)) + (self.close_bracket if last else self.separator)
             if not empty and self.max_line_width and len(line) + len(text) > self.max_line_width:
                 yield line
                 line = indent

@@ -19,9 +19,7 @@ _LHS_GRADIENT_MODE = {_M: _M, _N: _P, _P: _N}  # gradient (m×p) @ rhsᵀ (p×n)
 _RHS_GRADIENT_MODE = {_M: _N, _N: _M, _P: _P}  # lhsᵀ (n×m) @ gradient (m×p)
 
 
-def split_matmul(
-    lhs: torch.Tensor, rhs: torch.Tensor, mode: str, factor: int, keep_precision: bool
-) -> torch.Tensor:
+def split_matmul(lhs: torch.Tensor, rhs: torch.Tensor, mode: str, factor: int, keep_precision: bool) -> torch.Tensor:
     """``lhs @ rhs`` for operands of two or more dimensions, one of ``factor`` pieces at a time.
 
     Only one piece's temporaries (broadcast copies, float32 partial sums) exist at once.
@@ -44,9 +42,7 @@ def split_matmul(
     return result
 
 
-def _shape_only(
-    lhs: torch.Tensor, rhs: torch.Tensor, mode: str, factor: int, keep_precision: bool
-) -> torch.Tensor:
+def _shape_only(lhs: torch.Tensor, rhs: torch.Tensor, mode: str, factor: int, keep_precision: bool) -> torch.Tensor:
     batch = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     return lhs.new_empty((*batch, lhs.shape[-2], rhs.shape[-1]))
 

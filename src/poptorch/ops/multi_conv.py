@@ -60,12 +60,8 @@ class MultiConv:
     def partialsTypes(self, value: Any) -> MultiConv:
         """Type of the partial sums, ``torch.float`` or ``torch.half``: one, or one per convolution."""
         types = value if isinstance(value, (list, tuple)) else [value]
-        if not types or any(
-            not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS_NAMES for dtype in types
-        ):
-            raise ValueError(
-                "Invalid partials types. Expecting torch.float or torch.half, or a list or tuple of them."
-            )
+        if not types or any(not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS_NAMES for dtype in types):
+            raise ValueError("Invalid partials types. Expecting torch.float or torch.half, or a list or tuple of them.")
         self._partials_types = value
         return self
 
@@ -122,9 +118,7 @@ class MultiConv:
         plan = self._plan_type
         options = {
             "availableMemoryProportions": self._available_memory_proportions,
-            "partialsTypes": _map_one_or_many(_PARTIALS_NAMES.__getitem__, partials)
-            if partials is not None
-            else None,
+            "partialsTypes": _map_one_or_many(_PARTIALS_NAMES.__getitem__, partials) if partials is not None else None,
             "planType": None if plan is None else plan.name,
             "perConvReservedTiles": self._per_conv_reserved_tiles,
             "cycleBackOff": self._cycle_back_off,
@@ -134,9 +128,7 @@ class MultiConv:
 
     def _check_counts(self, convolutions: int) -> None:
         if convolutions == 0:
-            raise createPoptorchError(
-                "Unexpected end_multi_conv: the poptorch.MultiConv scope has no convolution."
-            )
+            raise createPoptorchError("Unexpected end_multi_conv: the poptorch.MultiConv scope has no convolution.")
         for name, value in (
             ("availableMemoryProportions", self._available_memory_proportions),
             ("partialsTypes", self._partials_types),

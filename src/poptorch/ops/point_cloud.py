@@ -41,9 +41,7 @@ def _farthest_shape(src: torch.Tensor, ptr: Sequence[int], ratio: float, random_
     return src.new_empty(sum(_sample_sizes(ptr, ratio)), dtype=torch.int32)
 
 
-FPS = define(
-    "fps(Tensor src, int[] ptr, float ratio, bool random_start) -> Tensor", _farthest_points, _farthest_shape
-)
+FPS = define("fps(Tensor src, int[] ptr, float ratio, bool random_start) -> Tensor", _farthest_points, _farthest_shape)
 RANDOM_FPS = define(
     "random_fps(Tensor src, int[] ptr, float ratio, bool random_start) -> Tensor",
     _farthest_points,
@@ -62,27 +60,19 @@ def fps(src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: boo
     tensor([0, 2], dtype=torch.int32)
     """
     if not isinstance(src, torch.Tensor):
-        raise createPoptorchError(
-            f"fps: src of type {type(src).__name__} is not supported; it must be a torch.Tensor."
-        )
+        raise createPoptorchError(f"fps: src of type {type(src).__name__} is not supported; it must be a torch.Tensor.")
     if not isinstance(ptr, list) or any(not isinstance(p, int) or isinstance(p, bool) for p in ptr):
         raise createPoptorchError(f"fps: ptr must be a list of integers, not {ptr!r}.")
     if len(ptr) < 2:
-        raise createPoptorchError(
-            f"fps: ptr must be a list of integers with at least 2 boundaries, not {ptr!r}."
-        )
+        raise createPoptorchError(f"fps: ptr must be a list of integers with at least 2 boundaries, not {ptr!r}.")
     if not isinstance(ratio, float):
         raise createPoptorchError(f"fps: ratio must be of float type, not {type(ratio).__name__}.")
     if not isinstance(random_start, bool):
-        raise createPoptorchError(
-            f"fps: random_start must be of bool type, not {type(random_start).__name__}."
-        )
+        raise createPoptorchError(f"fps: random_start must be of bool type, not {type(random_start).__name__}.")
     if not 0.0 < ratio <= 1.0:
         raise createPoptorchError(f"fps: ratio must be in (0, 1], not {ratio}.")
     if ptr[0] != 0 or ptr[-1] != src.shape[0] or any(a > b for a, b in pairwise(ptr)):
-        raise createPoptorchError(
-            f"fps: ptr must rise from 0 to {src.shape[0]}, the number of points; got {ptr!r}."
-        )
+        raise createPoptorchError(f"fps: ptr must rise from 0 to {src.shape[0]}, the number of points; got {ptr!r}.")
     operator = RANDOM_FPS if random_start else FPS
     return operator(src.detach(), ptr, ratio, random_start)
 
@@ -107,9 +97,7 @@ def _nearest_shape(x: torch.Tensor, y: torch.Tensor, batch_x: Any, batch_y: Any)
     return x.new_empty(x.shape[0], dtype=torch.int32)
 
 
-NEAREST = define(
-    "nearest(Tensor x, Tensor y, Tensor? batch_x, Tensor? batch_y) -> Tensor", _nearest, _nearest_shape
-)
+NEAREST = define("nearest(Tensor x, Tensor y, Tensor? batch_x, Tensor? batch_y) -> Tensor", _nearest, _nearest_shape)
 
 
 def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: Any = None, batch_y: Any = None) -> torch.Tensor:
@@ -121,21 +109,16 @@ def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: Any = None, batch_y: Any 
     for name, tensor in (("x", x), ("y", y)):
         if not isinstance(tensor, torch.Tensor):
             raise createPoptorchError(
-                f"nearest: {name} of type {type(tensor).__name__} is not supported; it must be a "
-                "torch.Tensor."
+                f"nearest: {name} of type {type(tensor).__name__} is not supported; it must be a torch.Tensor."
             )
         if not tensor.dtype.is_floating_point:
-            raise createPoptorchError(
-                f"nearest: {name} of type {tensor.dtype} is not supported; use a floating type."
-            )
+            raise createPoptorchError(f"nearest: {name} of type {tensor.dtype} is not supported; use a floating type.")
     x = x.detach().unsqueeze(1) if x.dim() == 1 else x.detach()
     y = y.detach().unsqueeze(1) if y.dim() == 1 else y.detach()
     if x.dim() != 2 or y.dim() != 2:
         raise ValueError(f"nearest: x and y must have one or two dimensions, not {x.dim()} and {y.dim()}.")
     if x.shape[1] != y.shape[1]:
-        raise ValueError(
-            f"nearest: x.size(1) == y.size(1) does not hold: {x.shape[1]} and {y.shape[1]} features."
-        )
+        raise ValueError(f"nearest: x.size(1) == y.size(1) does not hold: {x.shape[1]} and {y.shape[1]} features.")
     _check_batches(x, y, batch_x, batch_y)
     numbers_x, numbers_y = _batch_tensors(x, y, batch_x, batch_y)
     return NEAREST(x, y.to(x.dtype), numbers_x, numbers_y)
@@ -147,29 +130,23 @@ def _check_batches(x: torch.Tensor, y: torch.Tensor, batch_x: Any, batch_y: Any)
             continue
         if not isinstance(batch, (list, torch.Tensor)):
             raise createPoptorchError(
-                f"nearest: batch_{name} of type {type(batch).__name__} is not supported; use a list or a "
-                "tensor."
+                f"nearest: batch_{name} of type {type(batch).__name__} is not supported; use a list or a tensor."
             )
         length = len(batch) if isinstance(batch, list) else batch.numel()
         if length != points.shape[0]:
             raise ValueError(
-                f"nearest: {name}.size(0) == batch_{name}.size(0) does not hold: {points.shape[0]} and "
-                f"{length}."
+                f"nearest: {name}.size(0) == batch_{name}.size(0) does not hold: {points.shape[0]} and {length}."
             )
         if isinstance(batch, list):
             if any(not isinstance(number, int) for number in batch):
-                raise createPoptorchError(
-                    f"nearest: batch_{name} must hold integers; other types are not supported."
-                )
+                raise createPoptorchError(f"nearest: batch_{name} must hold integers; other types are not supported.")
             if any(a > b for a, b in pairwise(batch)):
                 raise ValueError(f"nearest: batch_{name} is not sorted: {batch}.")
     values_x = batch_x if isinstance(batch_x, list) else [0] if batch_x is None else None
     values_y = batch_y if isinstance(batch_y, list) else [0] if batch_y is None else None
     if values_x is not None and values_y is not None and set(values_x) != set(values_y):
         alone = sorted(set(values_x) ^ set(values_y))
-        raise ValueError(
-            f"nearest: the batch numbers {alone} are present in only one of batch_x and batch_y."
-        )
+        raise ValueError(f"nearest: the batch numbers {alone} are present in only one of batch_x and batch_y.")
 
 
 def _batch_tensors(
@@ -177,9 +154,7 @@ def _batch_tensors(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     if batch_x is None and batch_y is None:
         return None, None
-    dtype = next(
-        (batch.dtype for batch in (batch_x, batch_y) if isinstance(batch, torch.Tensor)), torch.int64
-    )
+    dtype = next((batch.dtype for batch in (batch_x, batch_y) if isinstance(batch, torch.Tensor)), torch.int64)
 
     def as_tensor(batch: Any, points: torch.Tensor) -> torch.Tensor:
         if batch is None:

@@ -75,9 +75,7 @@ def ipu_print_tensor(
         ("close_bracket", close_bracket),
     ):
         if not isinstance(value, str) or not value:
-            raise ValueError(
-                f"ipu_print_tensor: {name} must be a string of at least one character, not {value!r}."
-            )
+            raise ValueError(f"ipu_print_tensor: {name} must be a string of at least one character, not {value!r}.")
     context = ambient.current()
     if context is None:
         return tensor

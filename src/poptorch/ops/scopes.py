@@ -41,9 +41,7 @@ class Attribute:
 
     def __init__(self, **kwargs: dict[str, str]) -> None:
         for group, pairs in kwargs.items():
-            if not isinstance(pairs, dict) or any(
-                not isinstance(s, str) for pair in pairs.items() for s in pair
-            ):
+            if not isinstance(pairs, dict) or any(not isinstance(s, str) for pair in pairs.items() for s in pair):
                 raise ValueError(
                     f"Attribute {group!r} must be a dictionary of string pairs, for instance "
                     f'poptorch.Attribute({group}={{"layer": "embedding"}}); got {pairs!r}.'

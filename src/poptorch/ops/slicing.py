@@ -19,9 +19,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     tensor([2, 3, 4])
     """
     if not isinstance(tensor, torch.Tensor):
-        raise createPoptorchError(
-            f"dynamic_slice of a {type(tensor).__name__} is not supported; pass a torch.Tensor."
-        )
+        raise createPoptorchError(f"dynamic_slice of a {type(tensor).__name__} is not supported; pass a torch.Tensor.")
     _require_int(dim, "Dimension")
     _require_start(start, "dynamic_slice")
     _require_int(size, "Size")
@@ -37,9 +35,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     return tensor.index_select(dim, _positions(start, size, step, length))
 
 
-def dynamic_update(
-    input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
-) -> torch.Tensor:
+def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
     """A copy of ``input`` in which the ``size`` elements along ``dim`` from the run-time ``start`` are
     ``src``.
 
@@ -47,9 +43,7 @@ def dynamic_update(
     tensor([0., 1., 1., 0.])
     """
     if not isinstance(input, torch.Tensor):
-        raise createPoptorchError(
-            f"dynamic_update of a {type(input).__name__} is not supported; pass a torch.Tensor."
-        )
+        raise createPoptorchError(f"dynamic_update of a {type(input).__name__} is not supported; pass a torch.Tensor.")
     if not isinstance(src, torch.Tensor):
         raise createPoptorchError("Src argument to dynamic_update must be a torch.tensor")
     _require_int(dim, "Dimension")
@@ -65,13 +59,11 @@ def dynamic_update(
     _require_positive(size)
     if src.shape[dim] != size:
         raise createPoptorchError(
-            f"dynamic_update: src has {src.shape[dim]} elements along dimension {dim}, but the size is "
-            f"{size}."
+            f"dynamic_update: src has {src.shape[dim]} elements along dimension {dim}, but the size is {size}."
         )
     if size > input.shape[dim]:
         raise createPoptorchError(
-            f"dynamic_update: a slice of {size} elements does not fit dimension {dim} of size "
-            f"{input.shape[dim]}."
+            f"dynamic_update: a slice of {size} elements does not fit dimension {dim} of size {input.shape[dim]}."
         )
     return input.index_copy(dim, _positions(start, size, 1, input.shape[dim]), src)
 
@@ -101,6 +93,4 @@ def _require_positive(size: int) -> None:
     if size == 0:
         raise createPoptorchError("The start and end of a slice must be different.")
     if size < 0:
-        raise createPoptorchError(
-            f"Taking a slice with the end less than the start is not supported (size {size})."
-        )
+        raise createPoptorchError(f"Taking a slice with the end less than the start is not supported (size {size}).")

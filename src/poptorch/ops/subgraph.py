@@ -55,9 +55,7 @@ def graph_from_text(text: str) -> fx.Graph:
         else:
             name, args, kwargs = entry
             decoded = {key: _decode(value, nodes) for key, value in kwargs.items()}
-            nodes.append(
-                graph.call_function(_target(name), tuple(_decode(value, nodes) for value in args), decoded)
-            )
+            nodes.append(graph.call_function(_target(name), tuple(_decode(value, nodes) for value in args), decoded))
     return graph
 
 
@@ -75,10 +73,7 @@ def is_random(text: str) -> bool:
 
 
 def node_is_random(node: fx.Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def subgraphs(node: fx.Node) -> list[fx.Graph]:
@@ -99,9 +94,7 @@ def _name_of(target: Any) -> str:
     module, name = getattr(target, "__module__", ""), getattr(target, "__name__", "")
     if module == "_operator" and name == "getitem":
         return "getitem"
-    raise createPoptorchError(
-        f"The body of a loop or branch calls {target}, which is not an operator of torch."
-    )
+    raise createPoptorchError(f"The body of a loop or branch calls {target}, which is not an operator of torch.")
 
 
 def _target(name: str) -> Any:
@@ -155,6 +148,4 @@ def _decode(value: Any, nodes: Sequence[fx.Node]) -> Any:
         return complex(*content)
     if kind in _NAMED_TYPES:
         return getattr(torch, content)
-    raise createPoptorchError(
-        f"The text of a loop or branch body has an unknown entry {kind!r}: it is damaged."
-    )
+    raise createPoptorchError(f"The text of a loop or branch body has an unknown entry {kind!r}: it is damaged.")

@@ -47,9 +47,7 @@ def buildCustomOp(
     ...
     poptorch.errors.Error: 'poptorch_py_error': buildCustomOp: no sources for 'nothing'.
     """
-    paths = (
-        [Path(sources)] if isinstance(sources, (str, os.PathLike)) else [Path(source) for source in sources]
-    )
+    paths = [Path(sources)] if isinstance(sources, (str, os.PathLike)) else [Path(source) for source in sources]
     if not paths:
         raise createPoptorchError(f"buildCustomOp: no sources for {name!r}.")
     for path in paths:
@@ -103,13 +101,9 @@ def _compile(compiler: str | None, sources: Sequence[Path], library: Path, flags
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise createPoptorchError(
-                f"buildCustomOp: the compiler {compiler!r} does not start: {error}"
-            ) from error
+            raise createPoptorchError(f"buildCustomOp: the compiler {compiler!r} does not start: {error}") from error
         if result.returncode:
-            raise createPoptorchError(
-                f"buildCustomOp: {' '.join(command)} failed:\n{result.stderr or result.stdout}"
-            )
+            raise createPoptorchError(f"buildCustomOp: {' '.join(command)} failed:\n{result.stderr or result.stdout}")
         os.replace(temporary, library)
     finally:
         Path(temporary).unlink(missing_ok=True)

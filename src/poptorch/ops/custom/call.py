@@ -26,15 +26,11 @@ def _computed(operator: Operator, key: Key, inputs: Sequence[torch.Tensor]) -> l
     outputs = operator.compute([tensor.detach() for tensor in inputs])
     actual = [(list(tensor.shape), tensor.dtype) for tensor in outputs]
     if actual != declared:
-        raise createPoptorchError(
-            f"Custom op {key} computed {actual}, but its shape inference promised {declared}."
-        )
+        raise createPoptorchError(f"Custom op {key} computed {actual}, but its shape inference promised {declared}.")
     return separate(outputs, inputs)
 
 
-def _run(
-    inputs: Sequence[torch.Tensor], domain: str, name: str, version: int, attributes: str
-) -> list[torch.Tensor]:
+def _run(inputs: Sequence[torch.Tensor], domain: str, name: str, version: int, attributes: str) -> list[torch.Tensor]:
     return _computed(registry.instance(domain, name, version, attributes), Key(domain, name, version), inputs)
 
 
@@ -138,9 +134,7 @@ def custom_op(
     templates = _checked_tensors(example_outputs, "example_outputs", name)
     attribute_types.check(attributes)
     if ambient.current() is None:
-        return [
-            torch.zeros_like(t).requires_grad_(t.requires_grad and t.is_floating_point()) for t in templates
-        ]
+        return [torch.zeros_like(t).requires_grad_(t.requires_grad and t.is_floating_point()) for t in templates]
     definition = registry.find(domain, name, domain_version)
     _check_counts(definition, len(tensors), len(templates))
     attribute_types.attributes_lists.append(None if attributes is None else dict(attributes))
@@ -188,15 +182,13 @@ class _NoGradient(torch.autograd.Function):
 def _checked_tensors(values: Any, what: str, name: str) -> list[torch.Tensor]:
     if isinstance(values, torch.Tensor) or not isinstance(values, Iterable):
         raise createPoptorchError(
-            f"custom_op {name!r}: {what} of type {type(values).__name__} is not supported; pass a list of "
-            "tensors."
+            f"custom_op {name!r}: {what} of type {type(values).__name__} is not supported; pass a list of tensors."
         )
     tensors = list(values)
     for index, value in enumerate(tensors):
         if not isinstance(value, torch.Tensor):
             raise createPoptorchError(
-                f"custom_op {name!r}: {what}[{index}] of type {type(value).__name__} is not supported; pass "
-                "tensors."
+                f"custom_op {name!r}: {what}[{index}] of type {type(value).__name__} is not supported; pass tensors."
             )
     return tensors
 
@@ -208,6 +200,5 @@ def _check_counts(definition: registry.Definition, inputs: int, outputs: int) ->
         raise createPoptorchError(f"Custom op {definition.key} takes {wanted} inputs, but got {inputs}.")
     if definition.outputs is not None and definition.outputs != outputs:
         raise createPoptorchError(
-            f"Custom op {definition.key} has {definition.outputs} outputs, but example_outputs has {outputs} "
-            "templates."
+            f"Custom op {definition.key} has {definition.outputs} outputs, but example_outputs has {outputs} templates."
         )

@@ -182,9 +182,7 @@ class _Described:
         for index, tensor in enumerate(tensors):
             code = _DTYPE_CODES.get(tensor.dtype)
             if code is None:
-                raise createPoptorchError(
-                    f"Custom op {label}: input {index} of type {tensor.dtype} is not supported."
-                )
+                raise createPoptorchError(f"Custom op {label}: input {index} of type {tensor.dtype} is not supported.")
             shape = ctypes.cast(self._shapes[index], ctypes.POINTER(ctypes.c_int64))
             data = addresses[index] if addresses is not None else None
             self._structures[index] = _Tensor(data, shape, tensor.dim(), code)

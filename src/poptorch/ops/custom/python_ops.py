@@ -142,9 +142,7 @@ def _check_declared(key: Key, declared: Mapping[str, str] | None, text: str) -> 
             known = ", ".join(sorted(declared)) or "none"
             raise createPoptorchError(f"Custom op {key} has no attribute {name!r}; it knows: {known}.")
         if declared[name] != kind:
-            raise createPoptorchError(
-                f"Attribute {name!r} of custom op {key} must be {declared[name]}, not {kind}."
-            )
+            raise createPoptorchError(f"Attribute {name!r} of custom op {key} must be {declared[name]}, not {kind}.")
 
 
 def _gathered(data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -104,8 +104,7 @@ def find(domain: str, name: str, version: int) -> Definition:
             return _definitions[Key(domain, name, max(usable))]
     if versions:
         raise createPoptorchError(
-            f"No class for {domain}.{name} of version {version} or lower: only {sorted(versions)} are "
-            "registered."
+            f"No class for {domain}.{name} of version {version} or lower: only {sorted(versions)} are registered."
         )
     raise createPoptorchError(
         f"No class for {domain}.{name}:{version}. Load the library that implements it before compiling the "
