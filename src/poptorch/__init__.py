@@ -19,6 +19,7 @@ from poptorch.runtime.system import hasMLIRSupportOnPlatform, ipuHardwareIsAvail
 
 # options and enums
 from poptorch import autocasting, enums, options
+from poptorch.autocasting import autocast
 from poptorch.enums import (
     AutoStage,
     CommGroupType,

@@ -1,15 +1,20 @@
 """Which operations run in which floating-point type inside an autocast region.
 
-A :class:`Policy` is four lists of torch functions and ``torch.nn.Module`` classes. ``default`` is the policy
-that ``Options.Precision`` starts with.
+A :class:`Policy` is four lists of torch functions and ``torch.nn.Module`` classes. ``default`` is the policy that
+``Options.Precision`` starts with. Regions are opened by :class:`autocast`, in a ``with`` statement or as a decorator,
+and by ``module.autocast()``, which this module adds to ``torch.nn.Module``. The innermost region decides. They matter
+only while a model is captured for the IPU: ordinary execution is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
+
+from poptorch import ambient
 
 LISTS = ("fp16", "fp32", "promote", "demote")
 
@@ -36,6 +41,39 @@ class Policy:
         self.fp32 = list(fp32 or ())
         self.promote = list(promote or ())
         self.demote = list(demote or ())
+
+    def apply(self, module: torch.nn.Module, options: Any) -> None:
+        """Convert every module inside ``module`` (itself included) on which ``autocast()`` was called."""
+        for layer in module.modules():
+            self.applyToLayer(layer, options)
+
+    def applyToLayer(self, module: torch.nn.Module, options: Any) -> None:
+        """Convert the parameters of one module, in place, if ``autocast()`` was called on it and its class is listed.
+
+        Nothing happens when the master switch of ``options`` is off.
+
+        >>> import poptorch
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> layer.autocast()
+        >>> Policy(fp16=[torch.nn.Linear]).applyToLayer(layer, poptorch.Options())
+        >>> layer.weight.dtype
+        torch.float16
+        """
+        if not options.Precision.autocast_enabled or not module.__dict__.get(_FLAG, False):
+            return
+        types = {p.dtype for p in module.parameters()} & {torch.float16, torch.float32}
+        if len(types) > 1 and self._lists("promote", module):
+            module.float()
+        elif len(types) > 1 and self._lists("demote", module):
+            module.half()
+        elif self._lists("fp16", module):
+            module.half()
+        elif self._lists("fp32", module):
+            module.float()
+
+    def _lists(self, name: str, module: torch.nn.Module) -> bool:
+        classes = tuple(entry for entry in getattr(self, name) if isinstance(entry, type))
+        return isinstance(module, classes)
 
     def names(self) -> dict[str, list[str]]:
         """The plain names in each list: ``{"fp16": ["matmul"], …}``."""
@@ -95,3 +133,78 @@ default = Policy(
     ],
 )
 """The policy of a new ``Options``: matrix products and convolutions in float16, mixed joins in float32."""
+
+
+_FLAG = "_poptorch_autocast"
+_REGIONS = "autocast"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _open(enabled: bool) -> None:
+    context = ambient.current()
+    if context is not None:
+        context.extras.setdefault(_REGIONS, []).append(enabled)
+
+
+def _close() -> None:
+    context = ambient.current()
+    if context is not None and context.extras.get(_REGIONS):
+        context.extras[_REGIONS].pop()
+
+
+def region_is_active() -> bool:
+    """Whether the code that is being captured now lies in a region, and the innermost one is on."""
+    context = ambient.current()
+    regions = context.extras.get(_REGIONS) if context is not None else None
+    return bool(regions) and regions[-1]
+
+
+class autocast:  # noqa: N801  (the name everybody uses)
+    """A region where operations get the types of the policy, or with ``False`` one where they do not.
+
+    >>> @autocast()
+    ... def product(x, y):
+    ...     return torch.bmm(x, y)
+    >>> with autocast(False):
+    ...     product(torch.ones(1, 2, 2), torch.ones(1, 2, 2)).dtype  # on the host nothing changes
+    torch.float32
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = bool(enabled)
+
+    def __enter__(self) -> None:
+        _open(self._enabled)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        _close()
+
+    def __call__(self, func: _Function) -> _Function:
+        @functools.wraps(func)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return func(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
+
+def _module_autocast(self: torch.nn.Module, enabled: bool = True) -> None:
+    """Cast the operations of this module and of everything in it by the policy of the options, or exclude them."""
+    object.__setattr__(self, _FLAG, bool(enabled))
+
+
+torch.nn.Module.autocast = _module_autocast  # type: ignore[attr-defined]
+
+
+def enter_module(module: torch.nn.Module) -> bool:
+    """Open the region that ``module.autocast()`` asked for; tells whether there is one."""
+    enabled = module.__dict__.get(_FLAG)
+    if enabled is None:
+        return False
+    _open(enabled)
+    return True
+
+
+def leave_module() -> None:
+    """Close what :func:`enter_module` opened."""
+    _close()

@@ -1,0 +1,341 @@
+"""Types of operations that mix float16 and float32, while a model is captured.
+
+By default PyTorch's promotion holds, as in the later releases of the original; operations that PyTorch refuses to mix
+(matrix products, convolutions) take the type of their activations, and parameters are cast to it. A model that asked for
+the tracing front end (``Jit.traceModel(True)``) or for ``FloatDowncastToHalf`` gets the rules of that front end: mixed
+operands become float16, and a float32 that the tracer could not tell from float16 (a constant, a created tensor, a
+requested cast) is *ambiguous* and takes the type of what it meets.
+
+Casts are made in two places. Above autograd (:class:`CastingMode`) where whole torch functions are seen: autocast
+regions, casts that users write. Below it (:class:`OperandCaster`) where every operation passes, also those that torch
+calls itself; autograd brings gradients back to the type of each operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from poptorch import ambient, autocasting
+from poptorch.capture.state import StateEntry
+from poptorch.enums import HalfFloatCastingBehavior
+from poptorch.errors import createPoptorchError
+
+HALF, FLOAT = torch.float16, torch.float32
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PRODUCTS = _names(
+    """mm bmm addmm baddbmm addbmm mv addmv dot vdot addr convolution convolution_backward _trilinear prelu
+    _prelu_kernel _prelu_kernel_backward scaled_dot_product_attention bilinear"""
+)
+"""Refused by PyTorch when mixed: the activations decide, parameters follow."""
+
+_FOLLOW_FIRST = _names(
+    """index_put index_add index_copy scatter scatter_add masked_scatter scatter_reduce nll_loss_forward
+    nll_loss2d_forward nll_loss_backward nll_loss2d_backward"""
+)
+"""The result has the type of the first operand, and the others are cast to it."""
+
+_NORMS = _names(
+    """native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm
+    native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional"""
+)
+"""As above, but float32 parameters and statistics of float16 input stay: they are used as they are."""
+
+_PROMOTING = _names("binary_cross_entropy binary_cross_entropy_backward lerp")
+"""PyTorch would promote these like the others, but has no kernel for mixed operands."""
+
+_TRACED_TOGETHER = (
+    _PRODUCTS
+    | _PROMOTING
+    | _names(
+        """add sub rsub mul div pow fmod remainder atan2 maximum minimum clamp clamp_min clamp_max cat stack where
+        addcmul addcdiv eq ne lt le gt ge logical_and logical_or logical_xor mse_loss smooth_l1_loss huber_loss
+        normal native_layer_norm native_group_norm slice_scatter select_scatter index_put masked_fill"""
+    )
+)
+"""What the tracing front end casts together."""
+
+
+@dataclass(frozen=True)
+class MixedTypes:
+    """What becomes of mixed operands."""
+
+    downcast: bool = False
+    """To float16, instead of PyTorch's promotion."""
+
+    traced: bool = False
+    """Whether float32 may be ambiguous."""
+
+    @staticmethod
+    def of(options: Any) -> MixedTypes:
+        """What the options ask for; refuses what the original refuses."""
+        behaviour = HalfFloatCastingBehavior(options.Precision.half_float_casting)
+        explicit = behaviour is HalfFloatCastingBehavior.FloatDowncastToHalf
+        requested = bool(options.Jit._tracing_requested)
+        if explicit and not options.Jit.trace_model:
+            raise createPoptorchError(
+                "FloatDowncastToHalf is deprecated and not supported in the dispatcher: remove "
+                "options.Jit.traceModel(False), or use poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat"
+            )
+        downcast = explicit or (requested and behaviour is HalfFloatCastingBehavior.Default)
+        return MixedTypes(downcast, traced=requested or explicit)
+
+
+class OperandCaster:
+    """Casts the operands of single operations, below autograd."""
+
+    def __init__(self, rules: MixedTypes, parameters: Sequence[torch.Tensor]) -> None:
+        self._rules = rules
+        self._parameters = {t.untyped_storage()._cdata for t in parameters}
+
+    def __call__(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """``run``, which does what the operation ``func`` does, with operands of matching types."""
+        operands = [t for t in pytree.tree_leaves((args, kwargs)) if is_float(t)]
+        wanted = self._type_for(func, operands)
+        if wanted is not None:
+            args, kwargs = cast((args, kwargs), wanted, torch.ops.aten._to_copy.default)
+        result = run(*args, **kwargs)
+        if self._rules.traced and wanted is None:
+            self._mark(func, operands, result)
+        return result
+
+    def _type_for(self, func: Any, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
+        """The common type, or ``None`` if the operands are fine as they are."""
+        if len({t.dtype for t in operands}) < 2 or func._schema.is_mutable:
+            return None
+        name = func._schema.name.removeprefix("aten::")
+        if self._rules.traced and name in _TRACED_TOGETHER:
+            known = [t for t in operands if not is_ambiguous(t)] or list(operands)
+            types = {t.dtype for t in known}
+            return HALF if HALF in types and (self._rules.downcast or types == {HALF}) else FLOAT
+        if name in _PRODUCTS:
+            voters = [t for t in operands if not self._is_parameter(t)] or operands
+            return FLOAT if any(t.dtype is FLOAT for t in voters) else HALF
+        if name in _FOLLOW_FIRST or (name in _NORMS and operands[0].dtype is FLOAT):
+            return operands[0].dtype
+        return FLOAT if name in _PROMOTING else None
+
+    def _is_parameter(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._parameters
+
+    def _mark(self, func: Any, operands: Sequence[torch.Tensor], result: Any) -> None:
+        if operands and not all(is_ambiguous(t) for t in operands):
+            return
+        if not operands and any(isinstance(a.type, torch.TensorType) for a in func._schema.arguments):
+            return  # casts of integers and the like are what they say
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype is FLOAT:
+                mark_ambiguous(tensor)
+
+
+_MARK = "_poptorch_ambiguous"
+
+
+def mark_ambiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Say that this float32 might as well be float16."""
+    setattr(tensor, _MARK, True)
+    return tensor
+
+
+def is_ambiguous(tensor: torch.Tensor) -> bool:
+    """Whether the tracer could not tell this float32 from float16."""
+    return tensor.dtype is FLOAT and (getattr(tensor, _MARK, False) or _is_constant(tensor))
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Whether nothing that was recorded made the tensor."""
+    mode = get_proxy_mode()
+    return mode is not None and get_proxy_slot(tensor, mode.tracer, None) is None
+
+
+def is_float(value: Any) -> bool:
+    """Whether the value takes part in casting: a float16 or float32 tensor."""
+    return isinstance(value, torch.Tensor) and value.dtype in (HALF, FLOAT)
+
+
+def cast(structure: Any, dtype: torch.dtype, convert: Callable[..., torch.Tensor] = torch.Tensor.to) -> Any:
+    """The structure with its float tensors in another type."""
+
+    def one(value: Any) -> Any:
+        return convert(value, dtype=dtype) if is_float(value) and value.dtype is not dtype else value
+
+    return pytree.tree_map(one, structure)
+
+
+# -- above autograd ----------------------------------------------------------------------------------------------------
+
+_CASTS = _names("to float type type_as half double bfloat16 int long short bool char byte")
+_LEFT_ALONE = _CASTS | _names(
+    """__get__ __set__ __delete__ __setitem__ __bool__ __len__ __int__ __float__ item tolist numpy backward register_hook
+    retain_grad size dim numel is_floating_point is_complex data_ptr stride detach requires_grad_ copy_ result_type
+    is_tensor can_cast get_device element_size is_contiguous contiguous _is_view untyped_storage storage_offset"""
+)
+
+
+_LAYERS = _names(
+    """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution"""
+)
+"""The first operand is the activation, and the others follow."""
+
+_EARLY = _LAYERS | _names("prelu bilinear scaled_dot_product_attention")
+"""Functions that check the types of their operands before any operation is seen."""
+
+
+class CastingMode(TorchFunctionMode):
+    """Casts around whole torch functions: autocast regions, and the casts of the tracing front end."""
+
+    def __init__(self, rules: MixedTypes, precision: Any) -> None:
+        super().__init__()
+        self._rules = rules
+        self._policy = precision.autocast_policy.names() if precision.autocast_enabled else None
+        upcast = precision.half_float_casting == HalfFloatCastingBehavior.HalfUpcastToFloat
+        self._unlisted = FLOAT if upcast else HALF
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = plain_name(func)
+        wanted = self._autocast_type(name, (args, kwargs))
+        if wanted is None and name in _EARLY:
+            wanted = self._mixed_type(name, [t for t in pytree.tree_leaves((args, kwargs)) if is_float(t)])
+        if wanted is not None:
+            args, kwargs = cast((args, kwargs), wanted)
+            return cast(func(*args, **kwargs), wanted)
+        result = func(*args, **kwargs)
+        return self._as_traced(func, name, args, result) if self._rules.traced else result
+
+    def _mixed_type(self, name: str, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
+        """For functions that refuse mixed operands before any operation is seen."""
+        if len({t.dtype for t in operands}) < 2:
+            return None
+        if self._rules.traced:
+            return HALF if self._rules.downcast else FLOAT
+        if name in _LAYERS:
+            return operands[0].dtype
+        voters = [t for t in operands if not isinstance(t, nn.Parameter)] or operands
+        return FLOAT if any(t.dtype is FLOAT for t in voters) else HALF
+
+    def _autocast_type(self, name: str, operands: Any) -> torch.dtype | None:
+        if self._policy is None or not autocasting.region_is_active() or _is_exempt(name):
+            return None
+        types = {t.dtype for t in pytree.tree_leaves(operands) if is_float(t)}
+        if not types:
+            return None
+        if name in self._policy["promote"]:
+            return FLOAT if FLOAT in types else HALF
+        if name in self._policy["demote"]:
+            return HALF if HALF in types else FLOAT
+        if name in self._policy["fp16"]:
+            return HALF
+        return FLOAT if name in self._policy["fp32"] else self._unlisted
+
+    @staticmethod
+    def _as_traced(func: Any, name: str, args: Any, result: Any) -> Any:
+        """The tracer saw float16 as float32: types read so, and a cast to float32 decides nothing."""
+        if name == "__get__" and func == torch.Tensor.dtype.__get__:  # type: ignore[attr-defined]
+            return FLOAT if result is HALF else result
+        if name in _CASTS and is_float(result) and result.dtype is FLOAT and args and is_float(args[0]):
+            return mark_ambiguous(result.view_as(result) if result is args[0] else result)
+        return result
+
+
+def _is_exempt(name: str) -> bool:
+    """Questions, casts and writes in place: they are what they are."""
+    return name in _LEFT_ALONE or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+
+
+_OPERATORS = {"matmul": "matmul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
+
+
+def plain_name(func: Any) -> str:
+    """``mul`` for ``torch.mul``, ``Tensor.mul`` and ``Tensor.__rmul__``.
+
+    >>> plain_name(torch.Tensor.__rmul__), plain_name(torch.bmm)
+    ('mul', 'bmm')
+    """
+    name = str(getattr(func, "__name__", ""))
+    bare = name.strip("_")
+    if not (name.startswith("__") and name.endswith("__")) or bare in ("get", "set") or bare.startswith(("i", "set")):
+        return name
+    bare = bare.removeprefix("r") if bare in _REFLECTED else bare
+    return _OPERATORS.get(bare, bare if bare in ("add", "sub", "mul") else name)
+
+
+_REFLECTED = _names("radd rsub rmul rtruediv rfloordiv rmod rpow rmatmul")
+
+
+@contextmanager
+def module_types(rules: MixedTypes) -> Iterator[None]:
+    """Regions opened by ``module.autocast()``, and recurrent layers whose weights and input differ in type.
+
+    Recurrent layers check the types of their input in Python, so their weights are cast before that.
+    """
+    context = ambient.current()
+    kept: list[tuple[bool, list[Any] | None]] = []
+
+    def enter(module: nn.Module, args: Any) -> Any:
+        if ambient.current() is not context:
+            return None
+        opened = autocasting.enter_module(module)
+        weights = None
+        if isinstance(module, nn.RNNBase) and args and is_float(args[0]):
+            weights = list(module._flat_weights)
+            wanted = _recurrent_type(args[0].dtype, weights, rules)
+            module._flat_weights = cast(weights, wanted)
+            module.__dict__["_weights_have_changed"] = lambda: False  # they have, and shall stay so for this call
+            args = cast(args, wanted)
+        kept.append((opened, weights))
+        return args
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if ambient.current() is context and kept:
+            opened, weights = kept.pop()
+            if opened:
+                autocasting.leave_module()
+            if weights is not None:
+                module._flat_weights = weights
+                module.__dict__.pop("_weights_have_changed", None)
+
+    handles = [
+        torch_module.register_module_forward_pre_hook(enter),
+        torch_module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _recurrent_type(activation: torch.dtype, weights: Sequence[Any], rules: MixedTypes) -> torch.dtype:
+    if rules.downcast and any(w is not None and w.dtype is HALF for w in weights):
+        return HALF
+    return activation
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def is_float_statistic(entry: StateEntry, options: Any) -> bool:
+    """Whether a float16 buffer is kept in float32 on the device: running statistics, unless told otherwise."""
+    return (
+        bool(options.Precision.running_statistics_always_float)
+        and entry.tensor.dtype is HALF
+        and all(
+            isinstance(module, nn.modules.batchnorm._NormBase) and attribute in _STATISTICS
+            for module, attribute, _ in entry.slots
+        )
+    )
