@@ -12,7 +12,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from poptorch.capture.state import StateEntry, StateKind
 from poptorch.capture.tracer import Recording
 from poptorch.compiler.opinfo import has_info, info_of, set_info
+from poptorch.compiler.passes.graphs import remove_dead_code
 from poptorch.compiler.program import Port, Program, Role
+from poptorch.errors import createPoptorchError
 
 
 def to_program(recording: Recording, input_names: list[str]) -> Program:
@@ -22,7 +24,7 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     constants = _lift_constants(graph_module)
     ports = _ports(recording, input_names, constants)
     functional = _functionalize(graph_module, ports)
-    return Program(
+    program = Program(
         graph_module=functional,
         ports=ports,
         results=[f"output {i}" for i in range(recording.num_results)],
@@ -33,6 +35,20 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
         loss_result=recording.loss_position,
         block_starts=list(recording.context.block_starts),
     )
+    _check_purpose(program)
+    return program
+
+
+def _check_purpose(program: Program) -> None:
+    """Refuse a model whose every operation is in vain: it returns nothing and changes nothing."""
+    if program.output_values() or not any(program.operations()):
+        return
+    remove_dead_code(program)
+    if not any(program.operations()):
+        raise createPoptorchError(
+            "All operations in the main graph were pruned, nothing to compute: the model returns no tensor and changes "
+            "no input or buffer."
+        )
 
 
 def _lift_constants(graph_module: fx.GraphModule) -> list[torch.Tensor]:

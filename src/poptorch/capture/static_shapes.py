@@ -1,7 +1,7 @@
 """Operations whose ATen form has a result of a size that depends on values, in a form with static sizes.
 
-The size in question is that of an intermediate result which only the backward pass sees, so nothing is lost by
-making it as large as it can ever be.
+Some of these sizes belong to intermediate results which only the backward pass sees, so nothing is lost by making
+them as large as they can ever be; others the user has to give.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from poptorch.errors import createPoptorchError
 from poptorch.ops._library import define
 
 aten = torch.ops.aten
@@ -48,5 +49,71 @@ _ctc_loss_op = define(
     _ctc_loss_fake,
 )
 
-STATIC_FORMS: dict[Any, Any] = {aten._ctc_loss.Tensor: _ctc_loss_op}
+
+def _bincount(values: torch.Tensor, weights: torch.Tensor | None, length: int) -> torch.Tensor:
+    counts = torch.bincount(values, weights, length)
+    if len(counts) > length:
+        raise createPoptorchError(
+            f"bincount(minlength={length}): a value of {len(counts) - 1} does not fit. In a compiled program minlength "
+            "is the length of the result, so it must be larger than the largest value."
+        )
+    return counts
+
+
+def _bincount_fake(values: torch.Tensor, weights: torch.Tensor | None, length: int) -> torch.Tensor:
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return values.new_empty(length, dtype=dtype)
+
+
+_bincount_op = define(
+    "static_bincount(Tensor values, Tensor? weights, int length) -> Tensor", _bincount, _bincount_fake
+)
+
+
+def _bincount_form(values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    if minlength <= 0:
+        raise createPoptorchError(
+            "Bincount `minlength` must be specified and must be a constant: it is the length of the result, which a "
+            "compiled program cannot take from the values."
+        )
+    return _bincount_op(values, weights, minlength)
+
+
+def _lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None, driver: str | None) -> list[torch.Tensor]:
+    solution, _, rank, singular = aten.linalg_lstsq.default(a, b, rcond, driver=driver)
+    return [solution, _residuals(a, b, solution), rank, singular]
+
+
+def _residuals(a: torch.Tensor, b: torch.Tensor, solution: torch.Tensor) -> torch.Tensor:
+    """PyTorch leaves them out when the rank, known at run time only, is not full; here they are always present."""
+    if a.shape[-2] <= a.shape[-1]:
+        return a.new_empty(0)
+    return (a @ solution - b).square().sum(-2)
+
+
+def _lstsq_fake(a: torch.Tensor, b: torch.Tensor, rcond: float | None, driver: str | None) -> list[torch.Tensor]:
+    batch = a.shape[:-2]
+    has_singular_values = driver in ("gelsd", "gelss")
+    solution = b.new_empty((*batch, a.shape[-1], b.shape[-1]))
+    rank = a.new_empty(batch if driver != "gels" else (0,), dtype=torch.int64)
+    singular = a.new_empty((*batch, min(a.shape[-2:])) if has_singular_values else (0,))
+    return [solution, _residuals(a, b, solution), rank, singular]
+
+
+_lstsq_op = define(
+    "static_lstsq(Tensor a, Tensor b, float? rcond, str? driver) -> Tensor[]", _lstsq, _lstsq_fake
+)
+
+
+def _lstsq_form(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    return tuple(_lstsq_op(a, b, rcond, driver))
+
+
+STATIC_FORMS: dict[Any, Any] = {
+    aten._ctc_loss.Tensor: _ctc_loss_op,
+    aten.bincount.default: _bincount_form,
+    aten.linalg_lstsq.default: _lstsq_form,
+}
 """Called instead of the key whenever a model is captured."""

@@ -27,6 +27,7 @@ from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.state import StateEntry, StateKind, collect_state, replaced, stand_ins_for
 from poptorch.capture.structure import Structure, flatten
@@ -174,7 +175,7 @@ class _Attempt:
         excludes = request.options._source_location_excludes
         recorder = Recorder(context, excludes, real_values=self._fake_mode is None)
         args, kwargs = request.layout.rebuild(inputs)
-        with ambient.capturing(context), recorder, LossRecorder():
+        with ambient.capturing(context), recorder, LossRecorder(), Overrides():
             with replaced(self._state, state), _module_scopes(request):
                 output = request.model(*args, **kwargs)
             results, self._structure = flatten(output)

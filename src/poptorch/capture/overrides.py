@@ -1,0 +1,102 @@
+"""Torch functions that a static program needs in another form, or refuses in its own words.
+
+PyTorch writes through masks and slices at run-time positions with the help of values; a program has to do without. So
+these calls are replaced while a model is captured, before autograd sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from poptorch.capture.dynamic_slices import read_item
+from poptorch.errors import createPoptorchError
+
+_SCATTER_REDUCTIONS = ("sum", "mean", "amin", "amax", "prod")
+
+
+class Overrides(TorchFunctionMode):
+    """Calls the replacement of a torch function where there is one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is None:
+            return func(*args, **(kwargs or {}))
+        return replacement(func, *args, **(kwargs or {}))
+
+
+def _write_item(func: Callable[..., None], target: Tensor, key: Any, value: Any) -> None:
+    """``target[key] = value``; a value that does not depend on the number of marked elements becomes a ``where``."""
+    mask = _mask(key)
+    if mask is None:
+        func(target, key, value)
+        return
+    rest = target.ndim - mask.ndim
+    if isinstance(value, Tensor) and value.ndim == rest + 1 and value.shape[0] == 1:
+        value = value.squeeze(0)
+    if isinstance(value, Tensor) and value.ndim <= rest:
+        whole = mask.reshape(mask.shape + (1,) * rest)
+        target.copy_(torch.where(whole, value.to(target.dtype), target))
+    else:
+        func(target, mask, value)
+
+
+def _mask(key: Any) -> Tensor | None:
+    """The key as a boolean mask, if it is one."""
+    if isinstance(key, tuple) and len(key) == 1:
+        key = key[0]
+    if isinstance(key, Tensor) and key.ndim > 0 and key.dtype in (torch.bool, torch.uint8):
+        return key.to(torch.bool)
+    return None
+
+
+def _one_hot(func: Callable[..., Tensor], tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if not isinstance(num_classes, int) or num_classes < 0:
+        raise createPoptorchError(
+            "OneHot num classes must be specified and must be constant. Call one_hot(tensor, num_classes=n): the "
+            "largest value of a tensor is not known when the model is compiled."
+        )
+    return func(tensor, num_classes)
+
+
+def _gelu(func: Callable[..., Tensor], input: Tensor, *, approximate: str = "none") -> Tensor:
+    if approximate not in ("none", "tanh"):
+        raise createPoptorchError(f"Unknown GELU approximate: {approximate!r}. It must be 'none' or 'tanh'.")
+    return func(input, approximate=approximate)
+
+
+def _scatter_reduce(
+    func: Callable[..., Tensor], input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **settings: Any
+) -> Tensor:
+    if reduce not in _SCATTER_REDUCTIONS:
+        raise createPoptorchError(
+            f"Unsupported reduction type for scatter_reduce: {reduce!r}. It must be one of "
+            f"{', '.join(_SCATTER_REDUCTIONS)}."
+        )
+    return func(input, dim, index, src, reduce, **settings)
+
+
+def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    counts = [1 if isinstance(v, int) else len(v) for v in (shifts, dims)]
+    if counts[1] and counts[0] != counts[1]:
+        # PyTorch's own words: those of its shape inference differ by a space.
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {counts[0]}, dims:{counts[1]}")
+    return func(input, shifts, dims)
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: read_item,
+    Tensor.__setitem__: _write_item,
+    F.one_hot: _one_hot,
+    F.gelu: _gelu,
+    torch.roll: _roll,
+    Tensor.roll: _roll,
+    torch.scatter_reduce: _scatter_reduce,
+    Tensor.scatter_reduce: _scatter_reduce,
+    Tensor.scatter_reduce_: _scatter_reduce,
+}

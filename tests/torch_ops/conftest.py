@@ -1,0 +1,8 @@
+"""The tables of samples are plain modules beside the tests; their folder goes on the path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

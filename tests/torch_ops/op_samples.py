@@ -1,0 +1,186 @@
+"""One row of a table: an operation, its inputs, and how closely the compiled model must follow eager PyTorch.
+
+Adding an operation to the tests is adding one row. ``op`` describes a function of tensors, ``layer`` a module, and
+``check_inference`` and ``check_training`` run a row both ways.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import poptorch
+
+NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float16}
+LEARNING_RATE = 0.5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row: ``make()`` gives the function or module, which is called with clones of ``inputs``."""
+
+    name: str
+    make: Callable[[], Callable[..., Any]]
+    inputs: tuple[Tensor, ...]
+    grad: bool
+    """Whether the row is also trained: gradients of every floating-point input and every parameter are compared."""
+
+    rtol: float
+    atol: float
+
+
+def op(
+    name: str, function: Callable[..., Any], *inputs: Tensor, grad: bool = True, rtol: float = 1e-5, atol: float = 1e-6
+) -> Sample:
+    """A row for a function of tensors."""
+    return Sample(name, lambda: function, inputs, grad, rtol, atol)
+
+
+def const(name: str, function: Callable[..., Any], *inputs: Tensor, **settings: Any) -> Sample:
+    """A row for a function without a gradient."""
+    return op(name, function, *inputs, grad=False, **settings)
+
+
+def layer(
+    name: str, make: Callable[[], nn.Module], *inputs: Tensor, grad: bool = True, rtol: float = 1e-4, atol: float = 1e-5
+) -> Sample:
+    """A row for a module, made anew (with fixed initial weights) for each test."""
+
+    def seeded() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            return make()
+
+    return Sample(name, seeded, inputs, grad, rtol, atol)
+
+
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+def _generator(*key: object) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers; the same for the same shape and seed."""
+    return torch.randn(shape, generator=_generator("normal", shape, seed)).to(dtype)
+
+
+def between(low: float, high: float, *shape: int, seed: int = 0) -> Tensor:
+    """Uniform numbers."""
+    return torch.rand(shape, generator=_generator("between", shape, seed)) * (high - low) + low
+
+
+def ints(low: int, high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Integers from ``low`` to ``high - 1``."""
+    return torch.randint(low, high, shape, generator=_generator("ints", shape, seed)).to(dtype)
+
+
+def distinct(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers far enough from each other that ties and rounding cannot change their order."""
+    count = math.prod(shape)
+    return (torch.randperm(count, generator=_generator("distinct", shape, seed)).float() * 0.25 - count / 8).view(shape)
+
+
+def bools(*shape: int, seed: int = 0) -> Tensor:
+    """Random truth values."""
+    return normal(*shape, seed=seed) > 0
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+class Alone(nn.Module):
+    """The operation and nothing else."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+class Trained(nn.Module):
+    """A parameter added to every floating-point input, the operation, and a loss that weighs every output element."""
+
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.offsets = nn.ParameterList([torch.zeros_like(t) for t in inputs if t.is_floating_point()])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        offsets = iter(self.offsets)
+        outputs = self.function(*(t + next(offsets) if t.is_floating_point() else t for t in inputs))
+        tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+        loss = torch.stack([(t.float() * weights_for(t)).sum() for t in tensors]).sum()
+        return outputs, poptorch.identity_loss(loss, reduction="none")
+
+
+def weights_for(tensor: Tensor) -> Tensor:
+    """Fixed unequal weights, so that errors in single elements do not cancel."""
+    return torch.arange(1, tensor.numel() + 1, dtype=torch.float32).mul(0.7).cos().view(tensor.shape)
+
+
+def check_inference(sample: Sample) -> None:
+    """Results, and what became of the inputs, equal eager's; twice, to see that a call leaves nothing behind."""
+    function = sample.make()
+    expected_inputs = _clones(sample.inputs)
+    with torch.no_grad():
+        expected = sample.make()(*expected_inputs)
+    model = poptorch.inferenceModel(Alone(function))
+    for _ in range(1 if _has_state(function) else 2):
+        inputs = _clones(sample.inputs)
+        _compare(model(*inputs), _narrowed(expected), sample)
+        _compare(inputs, expected_inputs, sample)
+    model.destroy()
+
+
+def check_training(sample: Sample) -> None:
+    """Results, loss and all weights after one step of SGD equal eager's."""
+    ours, reference = (Trained(sample.make(), sample.inputs) for _ in range(2))
+    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
+    expected = reference(*_clones(sample.inputs))
+    expected[1].backward()
+    missing = [n for n, p in reference.named_parameters() if p.grad is None and n.startswith("offsets")]
+    assert len(missing) < max(1, len(reference.offsets)), "the row is not differentiable"
+    optimizer.step()
+
+    model = poptorch.trainingModel(ours, optimizer=torch.optim.SGD(ours.parameters(), lr=LEARNING_RATE))
+    _compare(model(*_clones(sample.inputs)), _narrowed(expected), sample)
+    model.destroy()
+    for (name, after), (_, wanted) in zip(ours.state_dict().items(), reference.state_dict().items(), strict=True):
+        torch.testing.assert_close(after, wanted, rtol=10 * sample.rtol, atol=10 * sample.atol, msg=_about(name))
+
+
+def _has_state(function: Any) -> bool:
+    return isinstance(function, nn.Module) and any(True for _ in function.buffers())
+
+
+def _clones(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(t.clone() for t in tensors)
+
+
+def _narrowed(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: t.detach().to(NARROWED.get(t.dtype, t.dtype)), value)
+
+
+def _compare(actual: Any, expected: Any, sample: Sample) -> None:
+    torch.testing.assert_close(
+        pytree.tree_map_only(Tensor, lambda t: t.as_subclass(Tensor), actual),
+        expected,
+        rtol=sample.rtol,
+        atol=sample.atol,
+        equal_nan=True,
+    )
+
+
+def _about(name: str) -> Callable[[str], str]:
+    return lambda text: f"{name}: {text}"

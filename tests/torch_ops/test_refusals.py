@@ -1,0 +1,106 @@
+"""What a static program cannot do, said in the words that existing programs and tests look for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from op_samples import Alone, bools, ints, normal
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import poptorch
+
+X = normal(4, 6)
+ONE = torch.tensor([1])
+
+
+def run(function: Callable[..., Any], *inputs: Tensor, options: poptorch.Options | None = None) -> Any:
+    return poptorch.inferenceModel(Alone(function), options)(*inputs)
+
+
+def _in_vain(x: Tensor) -> None:
+    x.exp().sum()
+
+
+MASKS = "Indexing using boolean or byte tensor masks is unsupported"
+EMPTY = "Zero-sized tensors are unsupported"
+COMPLEX = torch.zeros(2, dtype=torch.complex64)
+SIZE = "The size of the sliced tensor must be a constant for each execution"
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
+    "read by mask": (lambda x, m: x[m], (X, bools(4, 6)), MASKS),
+    "read by byte mask": (lambda x, m: x[m], (X, bools(4, 6).to(torch.uint8)), MASKS),
+    "read by row mask": (lambda x, m: x[m], (X, bools(4)), MASKS),
+    "read by comparison": (lambda x: x[x > 0], (X,), MASKS),
+    "masked_select": (lambda x, m: x.masked_select(m), (X, bools(4, 6)), MASKS),
+    "nonzero": (lambda x: x.nonzero(), (X,), MASKS),
+    "unique": (torch.unique, (X,), "Unsupported ops found in compiled model: "),
+    "zero-sized": (lambda x: x * 2, (torch.zeros(0, 2, 5, 5),), EMPTY + r" \(Got shape \[0, 2, 5, 5\]\)"),
+    "zero-sized inside": (lambda x: x.sum(), (torch.zeros(3, 0),), EMPTY + r" \(Got shape \[3, 0\]\)"),
+    "complex input": (lambda x: x * 2, (COMPLEX,), "Unsupported input type torch.complex64"),
+    "complex result": (torch.fft.fft, (X,), "Returning a torch.complex64 is not supported"),
+    "one_hot": (F.one_hot, (ints(0, 4, 3),), "OneHot num classes must be specified and must be constant."),
+    "bincount": (torch.bincount, (ints(0, 4, 9),), "Bincount `minlength` must be specified and must be a constant"),
+    "gelu": (lambda x: F.gelu(x, approximate="wild"), (X,), "Unknown GELU approximate"),
+    "scatter_reduce": (
+        lambda x, i: x.scatter_reduce(0, i, x, "wild"),
+        (X, ints(0, 4, 4, 6)),
+        "Unsupported reduction type for scatter_reduce",
+    ),
+    "step": (lambda x: x[::-1], (X,), "Slicing step must be at least 1"),
+    "slice of nothing": (lambda x, s: x[s:s], (X, ONE), "The start and end of a slice must be different."),
+    "slice backwards": (lambda x, s: x[s + 2 : s], (X, ONE), "end less than the start is not supported"),
+    "slice not a factor": (
+        lambda x, s: x[s : s + 7],
+        (normal(8), ONE),
+        r"The size of the slice \(7\) must be a factor of the slicing dimension \(8\).",
+    ),
+    "slice of varying size": (lambda x, s: x[s : 2 * s], (X, ONE), SIZE),
+    "slice to the end": (lambda x, s: x[s:], (X, ONE), SIZE),
+    "slice from the start": (lambda x, s: x[:s], (X, ONE), SIZE),
+    "slice by two tensors": (lambda x, s, t: x[s:t], (X, ONE, ONE + 2), SIZE),
+    "slice with a float": (lambda x, s: x[s.int() : s + 2.5], (X, ONE), "there is a float added to the slice indices"),
+    "nothing computed": (_in_vain, (X,), "All operations in the main graph were pruned, nothing to compute"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_the_expected_words(name: str) -> None:
+    function, inputs, phrase = REFUSED[name]
+    with pytest.raises(poptorch.Error, match=phrase):
+        run(function, *inputs)
+
+
+def test_bitwise_on_floats_is_refused() -> None:
+    with pytest.raises((poptorch.Error, RuntimeError, NotImplementedError)):
+        run(torch.bitwise_and, X, X)
+
+
+@pytest.mark.parametrize(("shifts", "dims"), [((1, 2), 0), (1, (0, 1)), (1, 5)])
+def test_roll_refuses_in_the_words_of_pytorch(shifts: Any, dims: Any) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as native:
+        torch.roll(X, shifts, dims)
+    with pytest.raises(type(native.value)) as ours:
+        run(lambda x: torch.roll(x, shifts, dims), X)
+    assert str(ours.value) == str(native.value)
+
+
+def test_a_zero_sized_parameter_is_refused() -> None:
+    with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported"):
+        poptorch.inferenceModel(nn.Linear(0, 3))(X)
+
+
+def test_a_refusal_leaves_the_executor_usable() -> None:
+    model = poptorch.inferenceModel(Alone(lambda x: x[x > 0] if x.ndim == 2 else x * 2))
+    with pytest.raises(poptorch.Error, match=MASKS):
+        model(X)
+    torch.testing.assert_close(model(X[0]).as_subclass(Tensor), X[0] * 2)
+
+
+def test_bincount_complains_about_values_that_do_not_fit() -> None:
+    model = poptorch.inferenceModel(Alone(lambda i: torch.bincount(i, minlength=3)))
+    assert model(torch.tensor([0, 2, 2])).tolist() == [1, 0, 2]
+    with pytest.raises(poptorch.Error, match="does not fit"):
+        model(torch.tensor([0, 2, 5]))
