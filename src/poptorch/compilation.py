@@ -25,18 +25,22 @@ from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import Structure, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.codegen.interpret import generate
+from poptorch.compiler.codegen.levels import Level, calls_before_switch, generate_at, level_for
 from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
 from poptorch.compiler.passes.constants import host_results
 from poptorch.compiler.passes.outputs import narrow_result
+from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.pipeline import LOWERING, Pass, lower
 from poptorch.compiler.program import Program, Role
 from poptorch.compiler.update import UpdateProgram, build_update
-from poptorch.enums import CommGroupType, OutputMode
+from poptorch.enums import CommGroupType, Liveness, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Anchor, Executable
 from poptorch.executable.loop import Loop
-from poptorch.placement import counting
+from poptorch.executable.plan import Ordering, Plan, make_plan, whole_plan
+from poptorch.options.backend import resolve_derived
+from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
 
 STEPS = 4 + len(LOWERING)
 """Progress steps of one compilation: capture, functional form, the passes, updates, code."""
@@ -132,15 +136,23 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     ipus = _check_placement(program, options, training, loop)
     if request.placed is not None:
         request.placed(ipus)
+    plan = _plan(program, options, ipus)
+    level = level_for(program) if plan is None and loop.replicas == 1 else Level.INTERPRET
+    generated = generate_at(level, program, torch.get_num_threads())
+    if plan is None and loop.replicas > 1:
+        plan = whole_plan(program, generated)
     executable = Executable(
         program=program,
-        micro_batch=generate(program),
+        micro_batch=generated,
         loop=loop,
         host_results=constants,
         anchors=anchors,
         private_buffers=not options.broadcast_buffers and loop.replicas > 1,
         synthetic_data=int(options._Popart.options.get("syntheticDataMode", 0)),
+        plan=plan,
     )
+    if level is Level.AUTO:
+        executable.native_after = calls_before_switch(program, loop.device_iterations * loop.gradient_accumulation)
     progress()
     used = None
     if training and program.gradients:
@@ -256,6 +268,35 @@ def _check_placement(program: Program, options: Any, training: bool, loop: Loop)
     counting.check_stage_order(strategy, edges)
     used = [p.ipu for p in placements]
     return counting.ipus_per_replica(used) if used else 0
+
+
+def _plan(program: Program, options: Any, ipus: int) -> Plan | None:
+    """The pieces of a model that the strategy divides; ``None`` when it is one piece."""
+    strategy, backend_options = options._execution_strategy, options._Popart.options
+    ordering = _ordering(strategy)
+    pipelined = resolve_derived(backend_options, "enablePipelining", counting.uses_pipelining(strategy, ipus))
+    backend.debug("enablePipelining set to value %d", pipelined)
+    if ordering is Ordering.PIPELINED and not pipelined:
+        ordering = Ordering.SHARDED
+    default = Recomputation.PIPELINE if pipelined and program.training else Recomputation.OFF
+    mode = Recomputation(int(backend_options.get("autoRecomputation", default)))
+    overlap = getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST
+    plan = make_plan(program, ordering, mode, generate, overlap_loads=overlap)
+    if plan is not None:
+        program.log += plan.log
+    return plan
+
+
+_STORES_FIRST = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
+"""Where a phase is put away before the next one is loaded."""
+
+
+def _ordering(strategy: Any) -> Ordering:
+    if isinstance(strategy, SerialPhasedExecution):
+        return Ordering.SERIAL_PHASED
+    if isinstance(strategy, ParallelPhasedExecution):
+        return Ordering.PARALLEL_PHASED
+    return Ordering.SHARDED if isinstance(strategy, ShardedExecution) else Ordering.PIPELINED
 
 
 def _update(

@@ -19,6 +19,7 @@ from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, ch
 from poptorch.capture.state import collect_state
 from poptorch.capture.structure import unflatten
 from poptorch.compilation import STEPS, Build, CompileRequest, compile_model
+from poptorch.compiler.codegen.native import generate_native
 from poptorch.compiler.passes.anchors import UPDATED, value_names
 from poptorch.compiler.program import Program
 from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode
@@ -77,7 +78,9 @@ class PoplarExecutor:
         self._ever_ran = False
         self._random_state: list[int] | None = None
         self._compile_time: datetime.timedelta | None = None
+        self._calls = 0
         self._normalise = InputNormaliser()
+        self._options.Precision.autocast_policy.apply(model, self._options)
         if training:
             self._prepare_training(model, optimizer)
         else:
@@ -470,6 +473,15 @@ class PoplarExecutor:
 
     # -- running -------------------------------------------------------------------------------------------------
 
+    def _count_towards_native(self, build: Build, engine: Engine) -> None:
+        """After as many calls as the program itself fixes, compile it to native code."""
+        self._calls += 1
+        executable = build.executable
+        if executable.native_after is not None and self._calls > executable.native_after:
+            executable.native_after = None
+            logger.info("Compiling the program to native code after %d calls", self._calls - 1)
+            engine.replace_code(generate_native(executable.program, torch.get_num_threads()))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
         assert self._options.connection_type != ConnectionType.Never, "Trying to run a model on an offline device"
@@ -490,6 +502,8 @@ class PoplarExecutor:
         inputs = [
             self._normalise(tensor, spec.path) for tensor, spec in zip(given, build.layout.specs, strict=True)
         ]
+        if build.executable.native_after is not None:
+            self._count_towards_native(build, engine)
         results = engine.run(inputs)
         self._after_run(build, given, inputs)
         return self._rebuild(build, results)

@@ -11,6 +11,7 @@ from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
 from poptorch.enums import OutputMode
 from poptorch.executable.loop import Loop
+from poptorch.executable.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Executable:
     """Whether each replica keeps buffers of its own."""
 
     synthetic_data: int = 0
+    native_after: int | None = None
+    """After how many calls the program changes from interpreted to native code; ``None``: never."""
+
+    plan: Plan | None = None
+    """How the model is divided; ``None`` when it is one piece on one replica."""
 
     @property
     def needs_device(self) -> bool:

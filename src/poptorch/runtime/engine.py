@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from poptorch.compiler.codegen.half import Weights
+from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.randomness import RandomSource, mix
 from poptorch.compiler.program import Role
 from poptorch.compiler.update import State
@@ -16,6 +17,8 @@ from poptorch.executable.executable import Executable
 from poptorch.executable.loop import Loop, Tick
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.parallel import Call, Memory, ParallelRunner
+from poptorch.runtime.stamps import SequentialStamps, Stamps
 from poptorch.runtime.streams import OutputStream
 
 _UPDATES = -1
@@ -50,6 +53,9 @@ class Engine:
         self.anchored: dict[str, torch.Tensor] = {}
         self.seed: int | None = None
         self._position = 0
+        self.parallel = None if executable.plan is None else ParallelRunner(executable, executable.plan)
+        """Runs the pieces of a model on several IPUs, or several replicas, at the same time."""
+
         self._simple = self._is_simple()
 
     def _is_simple(self) -> bool:
@@ -57,7 +63,12 @@ class Engine:
         loop = self._loop
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
         e = self.executable
-        return once and not e.program.training and not e.anchors and not e.synthetic_data
+        return once and not e.program.training and not e.anchors and not e.synthetic_data and self.parallel is None
+
+    def replace_code(self, code: Generated) -> None:
+        """Run the micro-batch program by other code from the next call on."""
+        self.executable.micro_batch = code
+        self._run_micro_batch = code.run
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -68,7 +79,7 @@ class Engine:
             return
         for name, target in zip(self._parameter_names, self._parameters, strict=True):
             target.copy_(tensors[name])
-        self._parameters.changed()
+        self._weights_changed()
         self.upload_buffers(tensors, self._buffer_names)
 
     def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
@@ -87,6 +98,16 @@ class Engine:
         copies = self._loop.replicas if self.executable.private_buffers else 1
         private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
         self._buffers = private if copies > 1 else private * self._loop.replicas
+        if self.parallel is not None:
+            self.parallel.bind(Memory(lambda replica, name: self._by_name[name], self._buffer))
+
+    def _buffer(self, replica: int, name: str) -> torch.Tensor:
+        return self._buffers[replica][self._buffer_names.index(name)]
+
+    def _weights_changed(self) -> None:
+        self._parameters.changed()
+        if self.parallel is not None:
+            self.parallel.weights_changed()
 
     def _replica_buffers(self) -> list[list[torch.Tensor]]:
         return list({id(b): b for b in self._buffers}.values())
@@ -130,6 +151,8 @@ class Engine:
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             if self._simple:
                 return self._run_once(inputs)
+            if self.parallel is not None:
+                return self._run_parallel(self.parallel, self._synthetic(inputs))
             return self._run_loop(self._synthetic(inputs))
 
     def _run_once(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -149,7 +172,7 @@ class Engine:
         executable, loop = self.executable, self._loop
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
         anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
-        stamps = _Stamps(loop, executable.synthetic_data != 0)
+        stamps = SequentialStamps(loop, executable.synthetic_data != 0)
         first_anchor = self._num_device_results + self._num_gradients
         scale = (self.loss_scale,) if self._scaled else ()
         for tick in loop.ticks():
@@ -167,12 +190,65 @@ class Engine:
                 self._accumulator.add(outputs[self._num_device_results : first_anchor])
             if tick.replica == loop.replicas - 1:
                 self._position += 1
-                if tick.step == loop.gradient_accumulation - 1:
-                    self._update()
+                if tick.step == loop.gradient_accumulation - 1 and executable.update is not None:
+                    self._update(self._accumulator.take())
             self._anchor(tick, anchors, outputs[first_anchor:])
         stamps.store(self.counters)
         self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
         return self._returned(results)
+
+    def _run_parallel(self, runner: ParallelRunner, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        executable, loop = self.executable, self._loop
+        results = [OutputStream(loop) for _ in range(self._num_device_results)]
+        anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
+        inner = [s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None]
+        first = self._position
+        updates = 0
+
+        def random(tick: Tick) -> RandomSource:
+            assert self.seed is not None
+            return RandomSource(
+                mix(self.seed, first + tick.iteration * loop.gradient_accumulation + tick.step, tick.replica)
+            )
+
+        def update(gradients: Mapping[str, torch.Tensor]) -> None:
+            nonlocal updates
+            self._position = first + (updates + 1) * loop.gradient_accumulation
+            self._anchor_parameters(updates, anchors, before=True)
+            self._update(gradients)
+            self._anchor_parameters(updates, anchors, before=False)
+            updates += 1
+
+        stamps = Stamps(loop, executable.synthetic_data != 0)
+        runner.run(
+            Call(
+                micro_batch=lambda tick: self._slice(inputs, loop.input_block(tick)),
+                random=random,
+                loss_scale=(self.loss_scale,),
+                results=results,
+                anchors=inner,
+                stamps=stamps,
+                update=update if executable.update is not None else None,
+            )
+        )
+        if executable.update is None:
+            for iteration in range(loop.device_iterations):
+                self._anchor_parameters(iteration, anchors, before=True)
+                self._anchor_parameters(iteration, anchors, before=False)
+        self._position = first + loop.device_iterations * loop.gradient_accumulation
+        stamps.store(self.counters)
+        self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
+        return self._returned(results)
+
+    def _anchor_parameters(self, iteration: int, streams: Sequence[OutputStream], before: bool) -> None:
+        """Anchored weights: the micro-batches of the last accumulation step see them updated, the others do not."""
+        last = self._loop.gradient_accumulation - 1
+        for anchor, stream in zip(self.executable.anchors, streams, strict=True):
+            if anchor.parameter is None:
+                continue
+            for step in range(last) if before else (last,):
+                for replica in range(self._loop.replicas):
+                    stream.put(Tick(iteration, step, replica), self.parameter(anchor.parameter).clone())
 
     def _anchor(self, tick: Tick, streams: Sequence[OutputStream], values: Sequence[torch.Tensor]) -> None:
         inner = iter(values)
@@ -192,16 +268,14 @@ class Engine:
             result.append(tensor.narrow(0, block * rows, rows))
         return result
 
-    def _update(self) -> None:
+    def _update(self, gradients: Mapping[str, torch.Tensor]) -> None:
         update = self.executable.update
-        if update is None:
-            return
-        gradients = self._accumulator.take()
+        assert update is not None
         params = [[self._by_name[name] for name in group] for group in update.parameters]
         grads = [[gradients[name] for name in group] for group in update.parameters]
         random = RandomSource(mix(self.seed or 0, self._position, _UPDATES))
         update(params, grads, self.optimizer_state, self.hyper, random)
-        self._parameters.changed()
+        self._weights_changed()
 
     def _synthetic(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """With synthetic data the host's inputs are not read: the device makes up its own."""
@@ -229,42 +303,3 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _uniform(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.empty_like(tensor).uniform_(generator=generator)
-
-
-class _Stamps:
-    """Takes the times of one call."""
-
-    def __init__(self, loop: Loop, silent: bool) -> None:
-        self._loop = loop
-        self._silent = silent
-        self._input: list[float] = []
-        self._input_complete: list[float] = []
-        self._output: list[float] = []
-        self._output_complete: list[float] = []
-
-    def input(self) -> None:
-        self._input.append(time.perf_counter())
-
-    def input_complete(self) -> None:
-        self._input_complete.append(time.perf_counter())
-
-    def output(self, tick: Tick) -> None:
-        if self._is_returned(tick):
-            self._output.append(time.perf_counter())
-
-    def output_complete(self, tick: Tick) -> None:
-        if self._is_returned(tick):
-            self._output_complete.append(time.perf_counter())
-
-    def _is_returned(self, tick: Tick) -> bool:
-        loop = self._loop
-        block = loop.output_block(tick)
-        last = tick.iteration == loop.device_iterations - 1 and tick.step == loop.gradient_accumulation - 1
-        return block is not None and (last or loop.output_mode.name != "Sum")
-
-    def store(self, counters: PerfCounters) -> None:
-        """Hand the times over; with synthetic data nothing moved."""
-        kept = ([], [], [], []) if self._silent else (
-            self._input, self._input_complete, self._output, self._output_complete
-        )  # fmt: skip
-        counters.input, counters.input_complete, counters.output, counters.output_complete = kept

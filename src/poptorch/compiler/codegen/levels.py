@@ -45,6 +45,24 @@ def chosen_level() -> Level:
     return level
 
 
+def level_for(program: Program) -> Level:
+    """The level of one program: what the user asked for, where native code can keep the program's arithmetic.
+
+    float16 kernels compute in float32 and round (see :mod:`poptorch.compiler.codegen.half`), and checks of single
+    operations need single operations: both are the interpreter's.
+    """
+    level = chosen_level()
+    if level is Level.INTERPRET or (program.numerics.plain and not _has_half(program)):
+        return level
+    log_once(20, "half stays interpreted", "Programs with float16 values or checked operations are interpreted.")
+    return Level.INTERPRET
+
+
+def _has_half(program: Program) -> bool:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.dtype in (torch.float16, torch.bfloat16) for v in values)
+
+
 def generate_at(level: Level, program: Program, threads: int) -> Generated:
     """Code for one program; ``auto`` starts interpreted."""
     return generate_native(program, threads) if level is Level.NATIVE else generate(program)

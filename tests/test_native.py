@@ -1,0 +1,87 @@
+"""Native code gives the results of the interpreted program, and starts at the call that the program fixes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch.compiler.codegen import levels
+
+
+class Net(nn.Module):
+    """Buffers, random numbers, several losses' worth of operations: what native code must carry over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.bn = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.3)
+        self.fc = nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, x, target=None):
+        y = self.fc(self.drop(torch.relu(self.bn(self.conv(x)))).flatten(1))
+        return y if target is None else (y, nn.functional.cross_entropy(y, target))
+
+
+def wrapped(monkeypatch, level, training=True):
+    monkeypatch.setenv("POPTORCH_CODEGEN", level)
+    torch.manual_seed(0)
+    model = Net().train(training)
+    options = poptorch.Options().randomSeed(3)
+    if not training:
+        return model, poptorch.inferenceModel(model, options)
+    options.Training.gradientAccumulation(2)
+    options.outputMode(poptorch.OutputMode.All)
+    return model, poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+@pytest.mark.skipif(not levels.compiler_exists(), reason="no C++ compiler")
+def test_training_equals_the_interpreted_program(monkeypatch):
+    x, target = torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))
+    results = {}
+    for level in ("interpret", "native"):
+        model, executor = wrapped(monkeypatch, level)
+        outputs = [executor(x, target) for _ in range(3)]
+        results[level] = (outputs, copy.deepcopy(model.state_dict()))
+    for (a, b), (c, d) in zip(results["interpret"][0], results["native"][0], strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(b, d, rtol=1e-4, atol=1e-5)
+    for name, value in results["interpret"][1].items():
+        torch.testing.assert_close(value, results["native"][1][name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not levels.compiler_exists(), reason="no C++ compiler")
+def test_auto_changes_at_the_same_call_every_time(monkeypatch):
+    x = torch.randn(2, 1, 8, 8)
+    monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", 1e-3)
+    switched = []
+    for _ in range(2):
+        model, executor = wrapped(monkeypatch, "auto", training=False)
+        expected = model(x).detach()
+        executor(x)
+        calls = executor._build.executable.native_after
+        assert calls > 1
+        for call in range(1, calls + 2):
+            torch.testing.assert_close(executor(x), expected, rtol=1e-4, atol=1e-5)
+            if executor._build.executable.native_after is None:
+                switched.append(call)
+                break
+    assert len(switched) == 2
+    assert switched[0] == switched[1] == calls
+
+
+def test_a_machine_without_a_compiler_stays_interpreted(monkeypatch):
+    monkeypatch.setattr(levels, "compiler_exists", lambda: False)
+    _, executor = wrapped(monkeypatch, "native", training=False)
+    executor(torch.randn(2, 1, 8, 8))
+    assert executor._build.executable.micro_batch.source.startswith("def micro_batch")
+
+
+def test_unknown_levels_are_refused(monkeypatch):
+    _, executor = wrapped(monkeypatch, "interpet", training=False)
+    with pytest.raises(poptorch.Error, match="POPTORCH_CODEGEN"):
+        executor(torch.randn(2, 1, 8, 8))
