@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch._logging import logger
@@ -33,17 +36,35 @@ class Recorder(TorchDispatchMode):
         self._backward: OpInfo | None = None
         self._streams = _RandomStreams()
         self._last: fx.Node | None = None
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func)
         result = STATIC_FORMS.get(func, func)(*args, **kwargs)
         self._annotate_new_nodes(info)
         return result
+
+    def _private(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
+        mode = get_proxy_mode()
+        if mode is None or isinstance(tensor, FakeTensor) or get_proxy_slot(tensor, mode.tracer, None) is not None:
+            return tensor
+        if id(tensor) not in self._copies:
+            with _ordinary_execution():
+                self._copies[id(tensor)] = (tensor, tensor.detach().clone())
+        return self._copies[id(tensor)][1]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        with _ordinary_execution():
+            for original, copy in self._copies.values():
+                copy.copy_(original)  # what the graph holds as a constant is the value before any write
 
     def _current_info(self, func: Any) -> OpInfo:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -118,6 +139,13 @@ class Recorder(TorchDispatchMode):
 def _sequence_number() -> int:
     """The number of the newest autograd node: that of the operation being recorded, if it has one."""
     return int(torch._C._autograd._get_sequence_nr()) - 1
+
+
+@contextmanager
+def _ordinary_execution() -> Iterator[None]:
+    """Neither recording nor pretending, as if no capture were going on."""
+    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
+        yield
 
 
 class _RandomStreams:

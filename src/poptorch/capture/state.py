@@ -7,12 +7,14 @@ During capture every one of them is replaced by a stand-in (a fake tensor, or a 
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from poptorch.errors import createPoptorchError
 
@@ -87,6 +89,27 @@ def replaced(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Iterat
         raise problem
 
 
+@contextmanager
+def plain_attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Tensors that ``forward`` stores in plain attributes are stand-ins: afterwards the attributes are as before."""
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            changed = [k for k, v in module.__dict__.items() if v is not attributes.get(k) and _has_tensor(v)]
+            for name in changed:
+                if name in attributes:
+                    module.__dict__[name] = attributes[name]
+                else:
+                    del module.__dict__[name]
+
+
+def _has_tensor(value: object) -> bool:
+    """Whether tensors, or weak references such as recurrent layers keep, are somewhere in the value."""
+    return any(isinstance(leaf, (torch.Tensor, weakref.ref)) for leaf in pytree.tree_leaves(value))
+
+
 def _fill(entry: StateEntry, tensor: torch.Tensor) -> None:
     for module, attribute, _ in entry.slots:
         table = module._parameters if entry.kind is StateKind.PARAMETER else module._buffers
@@ -132,5 +155,15 @@ def stand_ins_for(
         if entry.kind is StateKind.PARAMETER:
             wants_grad = entry.tensor.requires_grad and tensor.is_floating_point()
             tensor = nn.Parameter(tensor, requires_grad=wants_grad)
+            if wants_grad:
+                _copy_hooks(entry.tensor, tensor)
         result.append(tensor)
     return result
+
+
+def _copy_hooks(source: torch.Tensor, target: torch.Tensor) -> None:
+    """What the user registered on the gradient of a parameter belongs to the model as much as its layers do."""
+    for hook in (source._backward_hooks or {}).values():
+        target.register_hook(hook)
+    for hook in (source._post_accumulate_grad_hooks or {}).values():
+        target.register_post_accumulate_grad_hook(hook)

@@ -29,7 +29,14 @@ from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
-from poptorch.capture.state import StateEntry, StateKind, collect_state, replaced, stand_ins_for
+from poptorch.capture.state import (
+    StateEntry,
+    StateKind,
+    collect_state,
+    plain_attributes_kept,
+    replaced,
+    stand_ins_for,
+)
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import createPoptorchError
 
@@ -176,11 +183,13 @@ class _Attempt:
         recorder = Recorder(context, excludes, real_values=self._fake_mode is None)
         args, kwargs = request.layout.rebuild(inputs)
         with ambient.capturing(context), recorder, LossRecorder(), Overrides():
-            with replaced(self._state, state), _module_scopes(request):
-                output = request.model(*args, **kwargs)
-            results, self._structure = flatten(output)
-            self._num_results = len(results)
-            gradients = self._backward(recorder, state, results, scale) if request.training else []
+            # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
+            with replaced(self._state, state), plain_attributes_kept(request.model):
+                with _module_scopes(request):
+                    output = request.model(*args, **kwargs)
+                results, self._structure = flatten(output)
+                self._num_results = len(results)
+                gradients = self._backward(recorder, state, results, scale) if request.training else []
             return [*(_plain(r) for r in results), *gradients]
 
     def _backward(
