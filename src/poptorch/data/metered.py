@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from poptorch import profiling
@@ -53,28 +54,37 @@ class _WithWorkers(_Metered, _MultiProcessingDataLoaderIter):
             return super()._next_data()
         except (EOFError, ConnectionError, FileNotFoundError) as error:
             # A worker that dies while its batch is being fetched shows as a broken connection: name the cause.
-            if (cause := self._how_a_worker_ended()) is None:
+            if (cause := self._how_a_worker_ended(_DEATH_NOTICE_S)) is None:
                 raise
-            self._shutdown_workers()
+            self._give_up()
             raise RuntimeError(cause) from error
+        except RuntimeError:
+            if self._how_a_worker_ended(0.0) is not None:
+                self._give_up()
+            raise
 
-    def _how_a_worker_ended(self) -> str | None:
-        end = time.monotonic() + _DEATH_NOTICE_S
-        while time.monotonic() < end:
+    def _how_a_worker_ended(self, patience_s: float) -> str | None:
+        end = time.monotonic() + patience_s
+        while True:
             for worker in self._workers:
                 if worker.exitcode:
-                    how = (
-                        f"is killed by signal: {_signal_name(-worker.exitcode)}"
-                        if worker.exitcode < 0
-                        else (f"exited unexpectedly with code {worker.exitcode}")
-                    )
-                    return f"DataLoader worker (pid {worker.pid}) {how}."
+                    return f"DataLoader worker (pid {worker.pid}) {_describe_end(worker.exitcode)}."
+            if time.monotonic() >= end:
+                return None
             time.sleep(0.02)
-        return None
+
+    def _give_up(self) -> None:
+        """End the other workers now; PyTorch would keep them, and raise once more at a time of its choosing."""
+        if self._worker_pids_set:
+            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+        self._shutdown_workers()
 
 
-def _signal_name(number: int) -> str:
-    return signal.strsignal(number) or str(number)
+def _describe_end(exit_code: int) -> str:
+    if exit_code > 0:
+        return f"exited unexpectedly with code {exit_code}"
+    return f"is killed by signal: {signal.strsignal(-exit_code) or -exit_code}"
 
 
 def watched_iterator(loader: DataLoader[Any], meter: WaitMeter | None) -> _InProcess | _WithWorkers:
