@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,10 +16,10 @@ class GradientAccumulator:
     A mean that is taken *after* the sum is not taken here: the division is part of the update's scalars.
     """
 
-    def __init__(self, executable: Executable) -> None:
-        self._names = executable.program.gradients
+    def __init__(self, executable: Executable, names: Sequence[str] | None = None, count: int | None = None) -> None:
+        self._names = executable.program.gradients if names is None else list(names)
         self._types = executable.accumulator_types
-        self._count = executable.loop.micro_batches_per_update
+        self._count = executable.loop.micro_batches_per_update if count is None else count
         self._running = executable.running_mean
         self._totals: list[torch.Tensor] | None = None
         self._seen = 0
@@ -54,3 +55,68 @@ class GradientAccumulator:
         assert self._totals is not None
         self._seen = 0
         return dict(zip(self._names, self._totals, strict=True))
+
+    def reset(self) -> None:
+        """Forget what was added since the last update."""
+        self._seen = 0
+
+
+class OrderedGradients:
+    """Gradients that arrive in any order and are added by micro-batch, then by replica.
+
+    ``names`` are the parameters of each stage; every stage adds to accumulators of its own.
+    """
+
+    def __init__(self, executable: Executable, names: Sequence[Sequence[str]]) -> None:
+        self._replicas = executable.loop.replicas
+        self._stages = {i: _OrderedStage(executable, n) for i, n in enumerate(names) if n}
+
+    def add(self, stage: int, micro: int, replica: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Take what one stage computed for one micro-batch on one replica; may be called by any thread."""
+        self._stages[stage].add(micro * self._replicas + replica, gradients)
+
+    def take(self) -> Mapping[str, torch.Tensor]:
+        """The combined gradients by parameter name."""
+        return {name: g for stage in self._stages.values() for name, g in stage.take().items()}
+
+    def reset(self) -> None:
+        """Forget an unfinished round."""
+        for stage in self._stages.values():
+            stage.reset()
+
+
+class _OrderedStage:
+    """Early arrivals wait here until it is their turn."""
+
+    def __init__(self, executable: Executable, names: Sequence[str]) -> None:
+        self._accumulator = GradientAccumulator(executable, names)
+        self._early: dict[int, Sequence[torch.Tensor]] = {}
+        self._next = 0
+        self._busy = False
+        self._lock = threading.Lock()
+
+    def add(self, position: int, gradients: Sequence[torch.Tensor]) -> None:
+        with self._lock:
+            self._early[position] = gradients
+            if self._busy:
+                return  # whoever is adding will find it
+            self._busy = True
+        while True:
+            with self._lock:
+                ready = self._early.pop(self._next, None)
+                if ready is None:
+                    self._busy = False
+                    return
+                self._next += 1
+            self._accumulator.add(ready)
+
+    def take(self) -> dict[str, torch.Tensor]:
+        assert not self._early, f"{len(self._early)} gradients were never added"
+        self._next = 0
+        return self._accumulator.take()
+
+    def reset(self) -> None:
+        self._early.clear()
+        self._next = 0
+        self._busy = False
+        self._accumulator.reset()

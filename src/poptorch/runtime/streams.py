@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from poptorch.enums import OutputMode
@@ -19,6 +21,7 @@ class OutputStream:
         self._alone = self._multiplicity == 1 and self._mode is not OutputMode.Sum
         self._sums = self._mode is OutputMode.Sum
         self._whole: torch.Tensor | None = None
+        self._lock = threading.Lock()
 
     def put(self, tick: Tick, value: torch.Tensor) -> None:
         """Take the value that one micro-batch produced."""
@@ -29,7 +32,9 @@ class OutputStream:
             self._whole = value
             return
         if self._whole is None:
-            self._whole = _blocks(value, self._multiplicity)
+            with self._lock:  # replicas may deliver at the same time
+                if self._whole is None:
+                    self._whole = _blocks(value, self._multiplicity)
         target = _block(self._whole, value, block, self._multiplicity)
         if self._sums and (tick.iteration or tick.step):
             target.add_(value)

@@ -1,0 +1,190 @@
+"""Recomputation: the backward pass repeats forward operations instead of keeping their results.
+
+A mode says which forward values are *kept*. Every other one that the backward pass needs is computed again, from kept
+values, right before it is needed. Random operations are numbered, so the second execution draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from poptorch.compiler.opinfo import Sweep, info_of, set_info
+from poptorch.compiler.passes.graphs import is_view, remove_dead_code, storage_root
+from poptorch.compiler.passes.stages import Partition
+from poptorch.compiler.program import Program, is_write
+from poptorch.ops.hints import CHECKPOINT
+
+Keep = Callable[[fx.Node, int], bool]
+"""Whether a forward value, needed in the given backward slot, is kept from the forward pass."""
+
+
+class Recomputation(enum.IntEnum):
+    """The values of the backend option ``autoRecomputation``."""
+
+    OFF = 0
+    STANDARD = 1
+    """Keep what crosses about √n borders of the forward pass."""
+
+    NORMS = 2
+    """Compute normalisations, and the activation functions behind them, again."""
+
+    PIPELINE = 3
+    """Keep the inputs of each pipeline stage; the last stage needs no second forward pass."""
+
+    EVERYTHING = 4
+    """Keep the inputs of each part."""
+
+
+def recompute(program: Program, partition: Partition, mode: Recomputation) -> str:
+    """Replace forward values in the backward slots by values computed again; says what it did."""
+    if program.numerics.stochastic_rounding and mode is not Recomputation.OFF:
+        mode = Recomputation.OFF  # a second rounding would go another way
+    keep = _policy(program, partition, mode)
+    copies = _Copies(program, partition, keep)
+    for node in [n for n in program.operations() if not is_write(n) and partition.slots[n] >= partition.forwards]:
+        copies.provide(node)
+    dropped = remove_dead_code(program)
+    living = set(program.graph.nodes)
+    partition.slots = {n: s for n, s in partition.slots.items() if n in living}
+    return f"{mode.name.lower()}: {copies.count} operations run again, {dropped} became unused"
+
+
+class _Copies:
+    """Second executions, each once per backward slot."""
+
+    def __init__(self, program: Program, partition: Partition, keep: Keep) -> None:
+        self._graph = program.graph
+        self._partition = partition
+        self._keep = keep
+        self._order = {n: i for i, n in enumerate(program.graph.nodes)}
+        self._made: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.count = 0
+
+    def provide(self, user: fx.Node) -> None:
+        """Compute again, before ``user``, whatever it needs of the forward pass and nobody kept."""
+        slot = self._partition.slots[user]
+        wanted = [o for o in user.all_input_nodes if self._is_recomputed(o, slot)]
+        if not wanted:
+            return
+        for node in sorted(self._closure(wanted, slot), key=self._order.__getitem__):
+            with self._graph.inserting_before(user):
+                copy = self._graph.node_copy(node, lambda n: self._made.get((n, slot), n))
+            set_info(copy, info_of(node).but(sweep=Sweep.BACKWARD, recomputed=True))
+            self._partition.slots[copy] = slot
+            self._made[node, slot] = copy
+            self.count += 1
+        for node in wanted:
+            user.replace_input_with(node, self._made[node, slot])
+
+    def _is_recomputed(self, node: fx.Node, slot: int) -> bool:
+        slots = self._partition.slots
+        return node in slots and slots[node] < self._partition.forwards and not self._keep(node, slot)
+
+    def _closure(self, wanted: list[fx.Node], slot: int) -> set[fx.Node]:
+        needed: set[fx.Node] = set()
+        queue = [n for n in wanted if (n, slot) not in self._made]
+        while queue:
+            node = queue.pop()
+            if node in needed:
+                continue
+            needed.add(node)
+            queue += [
+                o for o in node.all_input_nodes if (o, slot) not in self._made and self._is_recomputed(o, slot)
+            ]
+        return needed
+
+
+# -- what is kept --------------------------------------------------------------------------------------------------
+
+
+def _policy(program: Program, partition: Partition, mode: Recomputation) -> Keep:
+    kept = _kept_values(program, partition, mode)
+    written: set[object] = {n.args[0] for n in program.operations() if is_write(n)}
+    last = partition.forwards - 1
+
+    def keep(node: fx.Node, slot: int) -> bool:
+        if _is_free(node, written):
+            return False
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            return False  # an operation with several results is never kept itself, only these are
+        own = partition.slots[node]
+        if partition.part_of(slot) != own:
+            return True  # an input of another part
+        if mode is Recomputation.PIPELINE and own == last:
+            return True
+        return kept(node)
+
+    return keep
+
+
+def _is_free(node: fx.Node, written: set[object]) -> bool:
+    """A view of a weight or an input costs nothing to take a second time."""
+    root = storage_root(node)
+    return is_view(node) and root.op == "placeholder" and root not in written
+
+
+def _kept_values(program: Program, partition: Partition, mode: Recomputation) -> Callable[[fx.Node], bool]:
+    if mode is Recomputation.OFF:
+        return lambda node: True
+    if mode is Recomputation.NORMS:
+        again = _norms(program)
+        return lambda node: node not in again
+    borders = _borders(program, partition) if mode is Recomputation.STANDARD else set()
+    return lambda node: node in borders or _must_stay(node)
+
+
+def _must_stay(node: fx.Node) -> bool:
+    """Checkpoints, and whatever acts on the world: it must not happen twice."""
+    if node.target is CHECKPOINT:
+        return True
+    if node.target is operator.getitem:
+        return _must_stay(node.all_input_nodes[0])
+    return node.is_impure(impure_random=False)
+
+
+_NORM_NAMES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
+_ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardswish", "softplus")
+
+
+def _base_name(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.rpartition("::")[2] if schema is not None else ""
+
+
+def _norms(program: Program) -> set[fx.Node]:
+    result: set[fx.Node] = set()
+    for node in program.operations():
+        if info_of(node).sweep is not Sweep.FORWARD:
+            continue
+        name = _base_name(node)
+        from_norm = any(o in result for o in node.all_input_nodes)
+        is_norm = any(n in name for n in _NORM_NAMES)
+        follows = not name or name in _ACTIVATIONS or is_view(node)  # no name: one result of several
+        if is_norm or (from_norm and follows):
+            result.add(node)
+    return result
+
+
+def _borders(program: Program, partition: Partition) -> set[fx.Node]:
+    """The values that cross the borders between √n pieces of each part's forward pass."""
+    borders: set[fx.Node] = set()
+    for part in range(partition.forwards):
+        nodes = [n for n in program.operations() if partition.slots.get(n) == part and not is_write(n)]
+        size = math.ceil(len(nodes) / max(1, math.isqrt(len(nodes)))) if nodes else 1
+        piece: dict[fx.Node, int] = {}
+        for index, node in enumerate(nodes):
+            together = node.target is operator.getitem
+            piece[node] = piece[node.all_input_nodes[0]] if together else index // size
+        for node in nodes:
+            if any(piece.get(u, piece[node]) != piece[node] for u in node.users):
+                borders.add(node)
+    return borders
+
+
+__all__ = ["Keep", "Recomputation", "recompute"]

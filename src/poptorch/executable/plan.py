@@ -1,0 +1,143 @@
+"""How a model that occupies several IPUs, or has several replicas, is executed: its pieces and their order."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.passes.recompute import Recomputation, recompute
+from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram, partition, split
+from poptorch.compiler.program import Program, Role
+
+
+class Ordering(enum.Enum):
+    """Which pieces run at the same time."""
+
+    PIPELINED = "pipelined"
+    SHARDED = "sharded"
+    SERIAL_PHASED = "serial phased"
+    PARALLEL_PHASED = "parallel phased"
+
+    @property
+    def division(self) -> Division:
+        """What a piece of the model is."""
+        if self is Ordering.PIPELINED:
+            return Division.STAGES
+        return Division.SHARDS if self is Ordering.SHARDED else Division.PHASES
+
+    @property
+    def is_phased(self) -> bool:
+        """Whether pieces come from streaming memory when they are needed."""
+        return self in (Ordering.SERIAL_PHASED, Ordering.PARALLEL_PHASED)
+
+
+@dataclass
+class Stage:
+    """One piece that runs as a whole, with the code for it."""
+
+    description: StageProgram
+    generated: Generated = field(repr=False)
+    parameters: list[str]
+    buffers: list[str]
+
+    @staticmethod
+    def of(description: StageProgram, generate: Callable[[Program], Generated]) -> Stage:
+        """Generate the code of one piece."""
+        program = description.program
+        return Stage(
+            description,
+            generate(program),
+            [p.name for p in program.ports_of(Role.PARAMETER)],
+            [p.name for p in program.ports_of(Role.BUFFER)],
+        )
+
+
+@dataclass
+class Plan:
+    """The pieces of a model and what they hand to each other."""
+
+    ordering: Ordering
+    parts: list[Part]
+    stages: list[Stage]
+    """In an order in which they can run."""
+
+    edges: list[Edge]
+    carried: list[Carried]
+    whole: bool
+    """Whether one piece is everything, forward and backward."""
+
+    overlap_loads: bool = True
+    """Phased: whether a phase is loaded while the one before is put away."""
+
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def stashed(self) -> list[Edge]:
+        """What is kept between the forward and the backward pass of a micro-batch."""
+        first = len(self.parts)
+        return [e for e in self.edges if e.producer < first and any(c >= first for c in e.consumers)]
+
+    @property
+    def phases(self) -> list[int]:
+        """The phase numbers in use, in order."""
+        return sorted({p.phase for p in self.parts})
+
+    def __str__(self) -> str:
+        return "\n".join(self.log)
+
+
+def make_plan(
+    program: Program,
+    ordering: Ordering,
+    recomputation: Recomputation,
+    generate: Callable[[Program], Generated],
+    *,
+    overlap_loads: bool = True,
+) -> Plan | None:
+    """Cut the program into pieces and generate the code of each; ``None`` if it stays in one piece."""
+    division = partition(program, ordering.division)
+    done = recompute(program, division, recomputation) if program.training else ""
+    if len(division.parts) == 1:
+        return None
+    cut = split(program, division)
+    plan = Plan(
+        ordering=ordering,
+        parts=division.parts,
+        stages=[Stage.of(s, generate) for s in cut.stages],
+        edges=cut.edges,
+        carried=cut.carried,
+        whole=False,
+        overlap_loads=overlap_loads,
+    )
+    plan.log = [f"recompute {done}", *str(cut).splitlines()] if done else str(cut).splitlines()
+    return plan
+
+
+def whole_plan(program: Program, generated: Generated) -> Plan:
+    """The plan of a model that is one piece: only replicas run side by side."""
+    positions = range(len(program.ports_of(Role.INPUT)))
+    description = StageProgram(
+        slot=0,
+        part=0,
+        backward=False,
+        program=program,
+        inputs=list(positions),
+        receives=[],
+        sends=[],
+        results=list(range(len(program.results))),
+        anchors=list(range(len(program.anchors))),
+        after=[],
+    )
+    stage = Stage(
+        description,
+        generated,
+        [p.name for p in program.ports_of(Role.PARAMETER)],
+        [p.name for p in program.ports_of(Role.BUFFER)],
+    )
+    ipus = {p.ipu for p in program.placements()} or {0}
+    return Plan(Ordering.SHARDED, [Part(min(ipus), 0, 0)], [stage], [], [], whole=True)
+
+
+__all__ = ["Cut", "Ordering", "Plan", "Stage", "make_plan", "whole_plan"]

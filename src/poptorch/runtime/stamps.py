@@ -1,0 +1,88 @@
+"""Taking the times of one call, one set per micro-batch, in whatever order the micro-batches run."""
+
+from __future__ import annotations
+
+import time
+
+from poptorch.executable.loop import Loop, Tick
+from poptorch.runtime.counters import PerfCounters
+
+
+def is_returned(loop: Loop, tick: Tick) -> bool:
+    """Whether the micro-batch's outputs go to the host; under ``Sum`` only the last ones do."""
+    last = tick.iteration == loop.device_iterations - 1 and tick.step == loop.gradient_accumulation - 1
+    return loop.output_block(tick) is not None and (last or loop.output_mode.name != "Sum")
+
+
+class Stamps:
+    """Times of inputs and outputs of one call."""
+
+    def __init__(self, loop: Loop, silent: bool) -> None:
+        self._loop = loop
+        self._silent = silent
+        self._input: dict[Tick, float] = {}
+        self._input_complete: dict[Tick, float] = {}
+        self._output: dict[Tick, float] = {}
+        self._output_complete: dict[Tick, float] = {}
+
+    def input(self, tick: Tick) -> None:
+        """The micro-batch's input is asked for."""
+        self._input.setdefault(tick, time.perf_counter())
+
+    def input_complete(self, tick: Tick) -> None:
+        """The input has been delivered."""
+        self._input_complete.setdefault(tick, time.perf_counter())
+
+    def output(self, tick: Tick) -> None:
+        """An output of the micro-batch is about to be sent."""
+        self._output.setdefault(tick, time.perf_counter())
+
+    def output_complete(self, tick: Tick) -> None:
+        """An output has arrived; the last one counts."""
+        self._output_complete[tick] = time.perf_counter()
+
+    def store(self, counters: PerfCounters) -> None:
+        """Hand the times over; with synthetic data nothing moved."""
+        ticks = [] if self._silent else list(self._loop.ticks())
+        returned = [t for t in ticks if is_returned(self._loop, t)]
+        counters.input = [self._input[t] for t in ticks if t in self._input]
+        counters.input_complete = [self._input_complete[t] for t in ticks if t in self._input_complete]
+        counters.output = [self._output[t] for t in returned if t in self._output]
+        counters.output_complete = [self._output_complete[t] for t in returned if t in self._output_complete]
+
+
+class SequentialStamps:
+    """Times of a call whose micro-batches run one after the other: cheaper to take."""
+
+    def __init__(self, loop: Loop, silent: bool) -> None:
+        self._loop = loop
+        self._silent = silent
+        self._input: list[float] = []
+        self._input_complete: list[float] = []
+        self._output: list[float] = []
+        self._output_complete: list[float] = []
+
+    def input(self) -> None:
+        """The next micro-batch's input is asked for."""
+        self._input.append(time.perf_counter())
+
+    def input_complete(self) -> None:
+        """The input has been delivered."""
+        self._input_complete.append(time.perf_counter())
+
+    def output(self, tick: Tick) -> None:
+        """The outputs are about to be sent."""
+        if is_returned(self._loop, tick):
+            self._output.append(time.perf_counter())
+
+    def output_complete(self, tick: Tick) -> None:
+        """The outputs have arrived."""
+        if is_returned(self._loop, tick):
+            self._output_complete.append(time.perf_counter())
+
+    def store(self, counters: PerfCounters) -> None:
+        """Hand the times over; with synthetic data nothing moved."""
+        kept = ([], [], [], []) if self._silent else (
+            self._input, self._input_complete, self._output, self._output_complete
+        )  # fmt: skip
+        counters.input, counters.input_complete, counters.output, counters.output_complete = kept

@@ -1,0 +1,232 @@
+"""Worker threads that run a task graph: as many as the host has cores, however many IPUs the model asks for.
+
+torch lets go of the interpreter lock inside operations, so threads are enough. Each worker has its own share of the
+cores for the inside of operations; more runnable threads than cores would make everything many times slower.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from poptorch.runtime.tasks import Task, TaskGraph
+
+Execute = Callable[[Task], None]
+
+
+@dataclass(frozen=True)
+class Span:
+    """When and by which worker a task was run; times in seconds from an arbitrary origin."""
+
+    task: Task
+    worker: int
+    start: float
+    end: float
+
+
+@dataclass
+class Share:
+    """How a host's cores are divided: ``workers`` threads with ``threads`` each inside operations."""
+
+    workers: int
+    threads: int
+
+    @staticmethod
+    def of(width: int, cores: int | None = None, limit: int | None = None) -> Share:
+        """For at most ``width`` tasks at once; ``limit`` is the user's own bound for threads inside operations.
+
+        >>> [Share.of(width, cores=4, limit=4) for width in (1, 2, 16)]
+        [Share(workers=1, threads=4), Share(workers=2, threads=2), Share(workers=4, threads=1)]
+        """
+        cores = usable_cores() if cores is None else cores
+        limit = torch.get_num_threads() if limit is None else limit
+        workers = max(1, min(width, cores))
+        return Share(workers, max(1, min(limit, cores // workers)))
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass
+class _Run:
+    """The state of one graph being run; everything is guarded by ``changed``."""
+
+    graph: TaskGraph
+    execute: Execute
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    ready: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    error: BaseException | None = None
+    stopped: bool = False
+    inside: int = 0
+    """Workers that are still running tasks of this graph."""
+
+    def __post_init__(self) -> None:
+        self._successors = self.graph.successors()
+        self._waiting = [len(w) for w in self.graph.waits_for]
+        self._left = len(self.graph.tasks)
+        self.ready = [(t.priority, t.index) for t in self.graph.tasks if not self._waiting[t.index]]
+        heapq.heapify(self.ready)
+        self.stopped = self._left == 0
+
+    def work(self, worker: int) -> None:
+        """Take tasks until none is left or one has failed."""
+        tasks = self.graph.tasks
+        while True:
+            with self.changed:
+                while not self.ready and not self.stopped:
+                    self.changed.wait()
+                if self.stopped:
+                    return
+                task = tasks[heapq.heappop(self.ready)[1]]
+            start = time.perf_counter()
+            try:
+                self.execute(task)
+            except BaseException as error:  # noqa: BLE001  (handed to the caller, whatever it is)
+                self.stop(error)
+                return
+            self._finished(task, Span(task, worker, start, time.perf_counter()))
+
+    def _finished(self, task: Task, span: Span) -> None:
+        with self.changed:
+            self.spans.append(span)
+            self._left -= 1
+            before = len(self.ready)
+            for following in self._successors[task.index]:
+                self._waiting[following] -= 1
+                if not self._waiting[following]:
+                    heapq.heappush(self.ready, (self.graph.tasks[following].priority, following))
+            if not self._left:
+                self.stopped = True
+                self.changed.notify_all()
+            elif len(self.ready) - before > 1:
+                self.changed.notify(len(self.ready) - before - 1)  # this worker takes one of them itself
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """No new task starts; the first error is the one that counts."""
+        with self.changed:
+            if self.error is None:
+                self.error = error
+            self.stopped = True
+            self.changed.notify_all()
+
+
+def run_inline(graph: TaskGraph, execute: Execute) -> list[Span]:
+    """Run the graph on the calling thread, with all its cores inside operations."""
+    run = _Run(graph, execute)
+    run.work(0)
+    if run.error is not None:
+        raise run.error
+    return run.spans
+
+
+class WorkerPool:
+    """Threads that wait for graphs to run. One graph runs at a time."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self._turn = threading.Lock()
+        self._wake = threading.Condition()
+        self._run: _Run | None = None
+        self._generation = 0
+        self._idle = 0
+        self._threads = [
+            threading.Thread(target=self._live, args=(n,), name=f"poptorch-worker-{n}", daemon=True)
+            for n in range(share.workers)
+        ]
+        before = torch.get_num_threads()
+        with self._wake:
+            for thread in self._threads:
+                thread.start()
+            while self._idle < share.workers:
+                self._wake.wait()
+        # The bound of each thread is its own, but the last one set is also what new threads start with.
+        torch.set_num_threads(before)
+
+    def run(self, graph: TaskGraph, execute: Execute) -> list[Span]:
+        """Run all tasks; raises what a task raises, after the tasks under way are done."""
+        run = _Run(graph, execute)
+        with self._turn:
+            with self._wake:
+                self._run = run
+                self._generation += 1
+                self._idle = 0
+                self._wake.notify_all()
+            self._wait_for_workers(run)
+        if run.error is not None:
+            raise run.error
+        return run.spans
+
+    def _wait_for_workers(self, run: _Run) -> None:
+        interruption: BaseException | None = None
+        with self._wake:
+            while self._idle < self.share.workers:
+                try:
+                    self._wake.wait()
+                except BaseException as error:  # noqa: BLE001  (an interruption of the user)
+                    interruption = error
+                    run.stop(error)
+            self._run = None
+        if interruption is not None:
+            raise interruption
+
+    def _live(self, worker: int) -> None:
+        torch.get_num_threads()  # takes the process-wide default first, which would overwrite ours later
+        torch.set_num_threads(self.share.threads)
+        _inside.worker = worker
+        generation = 0
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            while True:
+                with self._wake:
+                    self._idle += 1
+                    if self._idle == self.share.workers:
+                        self._wake.notify_all()
+                    while self._generation == generation:
+                        self._wake.wait()
+                    generation = self._generation
+                    run = self._run
+                if run is not None:
+                    run.work(worker)
+                del run  # what the tasks hold must not outlive the call
+
+
+class _Inside(threading.local):
+    worker: int | None = None
+
+
+_inside = _Inside()
+_pools: dict[tuple[int, int], WorkerPool] = {}
+_pools_lock = threading.Lock()
+
+
+def _forget_pools() -> None:
+    """In a forked child the threads do not exist."""
+    global _pools_lock
+    _pools.clear()
+    _pools_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
+
+
+def run_tasks(graph: TaskGraph, execute: Execute, share: Share) -> list[Span]:
+    """Run the graph with this share of the host; a task that itself runs a model does so on its own thread."""
+    if share.workers == 1 or _inside.worker is not None:
+        return run_inline(graph, execute)
+    with _pools_lock:
+        key = share.workers, share.threads
+        if key not in _pools:
+            _pools[key] = WorkerPool(share)
+        pool = _pools[key]
+    return pool.run(graph, execute)
