@@ -30,6 +30,7 @@ from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
 from poptorch.compiler.passes.constants import host_results
 from poptorch.compiler.passes.outputs import narrow_result
+from poptorch.compiler.passes.precision import GradientWatch, record_partials, watch_gradients
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.pipeline import LOWERING, Pass, lower
 from poptorch.compiler.program import Program, Role
@@ -131,7 +132,8 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     constants = _take_host_results(program, options)
     progress()
     anchors = _anchors(options, program)
-    lower(program, _with_anchors(anchors), progress)
+    watch = GradientWatch()
+    lower(program, _with_anchors(anchors, options, optimizer_spec, watch), progress)
     _check_buffers(program, options, loop)
     ipus = _check_placement(program, options, training, loop)
     if request.placed is not None:
@@ -150,6 +152,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
         private_buffers=not options.broadcast_buffers and loop.replicas > 1,
         synthetic_data=int(options._Popart.options.get("syntheticDataMode", 0)),
         plan=plan,
+        watch=watch,
     )
     if level is Level.AUTO:
         executable.native_after = calls_before_switch(program, loop.device_iterations * loop.gradient_accumulation)
@@ -188,6 +191,7 @@ def _capture(
     if training:
         trained = {id(p) for group in optimizer_spec.groups for p in group.parameters}
         scaled = not (optimizer_spec.loss_scaling.is_constant and optimizer_spec.loss_scaling.value == 1.0)
+        scaled |= optimizer_spec.automatic_loss_scaling is not None
     hooks.run_pre()
     try:
         return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled))
@@ -232,11 +236,23 @@ def _anchors(options: Any, program: Program) -> list[Anchor]:
     return result
 
 
-def _with_anchors(anchors: list[Anchor]) -> tuple[Pass, ...]:
+def _with_anchors(anchors: list[Anchor], options: Any, optimizer_spec: Any, watch: GradientWatch) -> tuple[Pass, ...]:
     """The standard pipeline with the anchors added before outputs get memory of their own."""
     names = [a.long_name for a in anchors if a.parameter is None]
-    step = Pass("anchor values", lambda program: add_anchors(program, names))
-    return (*LOWERING[:-1], step, LOWERING[-1])
+    steps = [
+        Pass("record partials", lambda program: record_partials(program, options._Popart.options)),
+        Pass("anchor values", lambda program: add_anchors(program, names)),
+    ]
+    automatic = optimizer_spec.automatic_loss_scaling if optimizer_spec is not None else None
+    if automatic is not None:  # behind the anchors, whose positions the engine counts from the front
+
+        def watch_for_overflow(program: Program) -> str:
+            found = watch_gradients(program, automatic.edge)
+            watch.outputs, watch.elements = found.outputs, found.elements
+            return f"watching {found.elements} gradient elements"
+
+        steps.append(Pass("watch gradients", watch_for_overflow))
+    return (*LOWERING[:-1], *steps, LOWERING[-1])
 
 
 def _check_buffers(program: Program, options: Any, loop: Loop) -> None:

@@ -9,7 +9,9 @@ import torch
 
 from poptorch._logging import backend
 from poptorch.compilation import Build, restrict
+from poptorch.compiler.program import Program, value_of
 from poptorch.optim import bridge
+from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.replacement import check_update
 from poptorch.optim.spec import OptimizerSpec, describe
@@ -50,7 +52,10 @@ class OptimizerLink:
     def _device_state(self) -> dict[str, torch.Tensor]:
         if self._engine is None or self._compiled is None:
             return {}
-        return self._compiled.named_state(self._names, self._engine.optimizer_state)
+        state = self._compiled.named_state(self._names, self._engine.optimizer_state)
+        if self._engine.scaler is not None:
+            state[STATE_NAME] = self._engine.scaler.factor
+        return state
 
 
     # -- life cycle ----------------------------------------------------------------------------------------------
@@ -73,6 +78,9 @@ class OptimizerLink:
                 group.rule.init_state([engine.parameter(n) for n in self._group_names(group)])
                 for group in self._compiled.groups
             ]
+        if self._compiled.automatic_loss_scaling is not None:
+            dtype = loss_type(build.executable.program)
+            engine.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
         self.send_hyper_parameters()
         if not offline:
             bridge.after_compile(self.optimizer)
@@ -158,6 +166,13 @@ class OptimizerLink:
         bridge.disconnect(self.optimizer)
         self._engine = None
         self._compiled = None
+
+
+def loss_type(program: Program) -> torch.dtype:
+    """The type of the final loss, if the model returns it; else float32."""
+    if program.loss_result is None:
+        return torch.float32
+    return value_of(program.output_values()[program.loss_result]).dtype
 
 
 def _variables(spec: OptimizerSpec) -> list[Any]:

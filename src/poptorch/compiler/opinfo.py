@@ -48,6 +48,9 @@ class OpInfo:
     recomputed: bool = False
     """Whether this is a second execution of a forward operation, for the backward pass."""
 
+    partials: str | None = None
+    """Type of partial sums (``"half"`` or ``"float"``) that the user chose for a product, for the IPU Model."""
+
     def but(self, **changes: object) -> OpInfo:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

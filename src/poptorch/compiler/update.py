@@ -72,7 +72,9 @@ def build_update(
 ) -> UpdateProgram:
     """Record the update of parameters with these names, shapes and types."""
     mode = FakeTensorMode()
-    hyper_names = [sorted(group) for group in rules.hyper()]
+    hyper_names = [
+        sorted({*values, *group.rule.inputs}) for values, group in zip(rules.hyper(), rules.groups, strict=True)
+    ]
     with mode, torch.no_grad():
         params = [[torch.empty(types[n][0], dtype=types[n][1]) for n in group] for group in names]
         grads = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.passes.precision import GradientWatch
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
 from poptorch.enums import OutputMode
@@ -53,6 +54,9 @@ class Executable:
 
     plan: Plan | None = None
     """How the model is divided; ``None`` when it is one piece on one replica."""
+
+    watch: GradientWatch = field(default_factory=GradientWatch)
+    """What automatic loss scaling counts."""
 
     @property
     def needs_device(self) -> bool:

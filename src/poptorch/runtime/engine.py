@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from poptorch.executable.executable import Executable
 from poptorch.executable.loop import Loop, Tick
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.loss_scale import LossScaler, Tally
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
 from poptorch.runtime.stamps import SequentialStamps, Stamps
 from poptorch.runtime.streams import OutputStream
@@ -47,6 +49,11 @@ class Engine:
         self.optimizer_state: list[State] = []
         self.hyper: Sequence[Mapping[str, torch.Tensor]] = []
         self.loss_scale = torch.ones(())
+        self.scaler: LossScaler | None = None
+        """Automatic loss scaling, if it is on."""
+
+        self._tally = Tally()
+        self._scale = [self.loss_scale]  # what back-propagation starts from
         self.counters = PerfCounters(
             num_inputs=len(program.ports_of(Role.INPUT)), num_outputs=self._num_device_results
         )
@@ -151,6 +158,9 @@ class Engine:
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             if self._simple:
                 return self._run_once(inputs)
+            self._set_scale()
+            self._tally.take()
+            self._accumulator.reset()  # a call that failed may have left something
             if self.parallel is not None:
                 return self._run_parallel(self.parallel, self._synthetic(inputs))
             return self._run_loop(self._synthetic(inputs))
@@ -174,7 +184,7 @@ class Engine:
         anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
         stamps = SequentialStamps(loop, executable.synthetic_data != 0)
         first_anchor = self._num_device_results + self._num_gradients
-        scale = (self.loss_scale,) if self._scaled else ()
+        scale = self._scale if self._scaled else ()
         for tick in loop.ticks():
             stamps.input()
             block = self._slice(inputs, loop.input_block(tick))
@@ -188,6 +198,8 @@ class Engine:
             stamps.output_complete(tick)
             if self._num_gradients:
                 self._accumulator.add(outputs[self._num_device_results : first_anchor])
+            for count in outputs[len(outputs) - executable.watch.outputs :]:
+                self._tally.put(tick, count)
             if tick.replica == loop.replicas - 1:
                 self._position += 1
                 if tick.step == loop.gradient_accumulation - 1 and executable.update is not None:
@@ -201,7 +213,8 @@ class Engine:
         executable, loop = self.executable, self._loop
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
         anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
-        inner = [s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None]
+        inner: list[Any] = [s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None]
+        inner += [self._tally] * executable.watch.outputs
         first = self._position
         updates = 0
 
@@ -224,7 +237,7 @@ class Engine:
             Call(
                 micro_batch=lambda tick: self._slice(inputs, loop.input_block(tick)),
                 random=random,
-                loss_scale=(self.loss_scale,),
+                loss_scale=self._scale,
                 results=results,
                 anchors=inner,
                 stamps=stamps,
@@ -274,8 +287,29 @@ class Engine:
         params = [[self._by_name[name] for name in group] for group in update.parameters]
         grads = [[gradients[name] for name in group] for group in update.parameters]
         random = RandomSource(mix(self.seed or 0, self._position, _UPDATES))
-        update(params, grads, self.optimizer_state, self.hyper, random)
+        update(params, grads, self.optimizer_state, self._hyper_now(), random)
         self._weights_changed()
+        self._rescale()
+
+    def _hyper_now(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        if self.scaler is None:
+            return self.hyper
+        factor = self.scaler.factor.double()
+        return [{**group, "loss_scale_factor": factor} for group in self.hyper]
+
+    def _rescale(self) -> None:
+        """After an update: the loss scale of the next one."""
+        if self.scaler is None:
+            return
+        large = self._tally.take()
+        if self.scaler.observes:
+            elements = self.executable.watch.elements * self._loop.micro_batches_per_update
+            self.scaler.add_counts(torch.tensor(large), torch.tensor(elements - large))
+        self.scaler.step()
+        self._set_scale()
+
+    def _set_scale(self) -> None:
+        self._scale[0] = self.loss_scale if self.scaler is None else self.loss_scale * self.scaler.factor.float()
 
     def _synthetic(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """With synthetic data the host's inputs are not read: the device makes up its own."""
