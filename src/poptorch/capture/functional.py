@@ -88,8 +88,10 @@ def _ports(recording: Recording, input_names: list[str], constants: list[torch.T
         ports.append(Port(role, name, counts[role], tuple(tensor.shape), dtype))
         counts[role] += 1
 
-    for entry in recording.state:
-        add(_state_role(entry), entry.name, entry.tensor)
+    placeholders = [n for n in recording.graph_module.graph.nodes if n.op == "placeholder"]
+    for entry, node in zip(recording.state, placeholders, strict=False):
+        # The stand-in, not the user's tensor: the device may keep another type.
+        add(_state_role(entry), entry.name, node.meta.get("val", entry.tensor))
     for name, tensor in zip(input_names, recording.example_inputs, strict=True):
         add(Role.INPUT, name, tensor)
     if recording.loss_scaled:

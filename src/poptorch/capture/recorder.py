@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
+from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, set_info
@@ -27,8 +28,11 @@ _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 class Recorder(TorchDispatchMode):
     """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
 
-    def __init__(self, context: CaptureContext, excludes: Sequence[str], real_values: bool) -> None:
+    def __init__(
+        self, context: CaptureContext, excludes: Sequence[str], real_values: bool, cast: OperandCaster | None = None
+    ) -> None:
         super().__init__()
+        self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
         self._excludes = excludes
         self._real_values = real_values
@@ -46,7 +50,7 @@ class Recorder(TorchDispatchMode):
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func)
-        result = STATIC_FORMS.get(func, func)(*args, **kwargs)
+        result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
         self._annotate_new_nodes(info)
         return result
 

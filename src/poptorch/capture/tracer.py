@@ -26,6 +26,7 @@ from poptorch import ambient
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
+from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
@@ -145,6 +146,9 @@ class _Attempt:
         """Record and describe what was recorded."""
         request = self._request
         state = stand_ins_for(self._state, self._stand_in)
+        for index, entry in enumerate(self._state):
+            if is_float_statistic(entry, request.options):
+                state[index] = self._stand_in(entry.tensor.detach().float())
         inputs = [self._stand_in(t) for t in request.inputs]
         scale = [self._stand_in(torch.ones(()))] if request.loss_scaled else []
         with ExitStack() as stack:
@@ -180,12 +184,15 @@ class _Attempt:
         """The function under the tracer: forward, and for training the backward pass of the final loss."""
         request, context = self._request, self._context
         excludes = request.options._source_location_excludes
-        recorder = Recorder(context, excludes, real_values=self._fake_mode is None)
+        rules, precision = MixedTypes.of(request.options), request.options.Precision
+        parameters = [t for t in state if isinstance(t, nn.Parameter)]
+        caster = OperandCaster(rules, parameters)
+        recorder = Recorder(context, excludes, self._fake_mode is None, caster)
         args, kwargs = request.layout.rebuild(inputs)
-        with ambient.capturing(context), recorder, LossRecorder(), Overrides():
+        with ambient.capturing(context), recorder, LossRecorder(), Overrides(), CastingMode(rules, precision):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with replaced(self._state, state), plain_attributes_kept(request.model):
-                with _module_scopes(request):
+                with _module_scopes(request), module_types(rules):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
                 self._num_results = len(results)
