@@ -372,3 +372,95 @@ def test_the_example_runs() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "prediction" in done.stdout
+
+
+# ---- strategies --------------------------------------------------------------------------------------------------
+
+
+class TwoIpus(nn.Module):
+    """A loop on the first IPU; a custom operator and a branch on the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = linear(1), linear(2)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> Any:
+        with poptorch.Block("first", ipu_id=0):
+            (y,) = poptorch.for_loop(3, lambda v: torch.tanh(self.first(v)), [x])
+            y = poptorch.recomputationCheckpoint(y)
+        with poptorch.Block("second", ipu_id=1):
+            z, _ = poptorch.custom_op([self.second(y), y], "Cube", "com.acme", 1, [y, y])
+            (z,) = poptorch.cond(z.sum() < 9, lambda v: v * self.second.bias.mean(), [z], torch.neg, [z])
+            if target is None:
+                return z
+            return poptorch.identity_loss((z - target).square(), "mean")
+
+
+STRATEGIES = {
+    "sharded": poptorch.ShardedExecution,
+    "pipelined": poptorch.PipelinedExecution,
+    "serial phases": poptorch.SerialPhasedExecution,
+}
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_operations_on_two_ipus(strategy: str) -> None:
+    x = torch.linspace(0, 3, 32).view(8, 4)
+
+    def options() -> poptorch.Options:
+        return poptorch.Options().setExecutionStrategy(STRATEGIES[strategy]("first", "second"))
+
+    def expected(model: TwoIpus, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for _ in range(3):
+            y = torch.tanh(model.first(y))
+        z = model.second(y) ** 3 + y
+        return z * model.second.bias.mean() if z.sum() < 9 else -z
+
+    reference = TwoIpus()
+    inference = poptorch.inferenceModel(TwoIpus(), options().deviceIterations(4))
+    found = inference(x)
+    inference.destroy()
+    with torch.no_grad():
+        torch.testing.assert_close(found, torch.cat([expected(reference, part) for part in x.chunk(4)]))
+
+    model, training = TwoIpus(), options()
+    training.Training.gradientAccumulation(4)
+    trainer = poptorch.trainingModel(model, training, poptorch.optim.SGD(model.parameters(), lr=0.1))
+    trainer(x, torch.ones(8, 4))
+    trainer.destroy()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for part in x.chunk(4):
+        ((expected(reference, part) - 1).square().mean() / 4).backward()
+    optimizer.step()
+    for found_weight, expected_weight in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found_weight.detach(), expected_weight.detach())
+
+
+def test_ctc_loss_trains_with_lengths_of_each_run() -> None:
+    class Network(nn.Module):
+        def __init__(self, reduction: str) -> None:
+            super().__init__()
+            self.layer, self.loss = linear(), nn.CTCLoss(blank=1, reduction=reduction, zero_infinity=True)
+
+        def forward(self, x, targets, lengths, target_lengths):
+            return self.loss(self.layer(x).log_softmax(-1), targets, lengths, target_lengths)
+
+    x, targets = torch.randn(9, 2, 4), torch.tensor([[2, 3, 0], [0, 2, 2]])
+    for reduction in ("mean", "sum"):
+        model, reference = Network(reduction), Network(reduction)
+        trainer = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+        for lengths, target_lengths in (
+            (torch.tensor([9, 7]), torch.tensor([3, 2])),
+            (torch.tensor([6, 8]), torch.tensor([1, 3])),
+        ):
+            found = trainer(x, targets, lengths, target_lengths)
+            optimizer.zero_grad()
+            loss = reference(x, targets, lengths, target_lengths)
+            loss.backward()
+            optimizer.step()
+            torch.testing.assert_close(found, loss.detach())
+        trainer.destroy()
+        torch.testing.assert_close(model.layer.weight.detach(), reference.layer.weight.detach())
