@@ -198,7 +198,9 @@ class HalfPlan:
         float16 value takes, and a conversion is cheap.
         """
         sweep = info_of(node).sweep
-        roots = {self.root(o) for o in node.all_input_nodes if is_half(o)}
+        roots = dict.fromkeys(self.root(o) for o in node.all_input_nodes if is_half(o))
+        if is_in_place(node):
+            return list(roots)  # the copies are not of the new values
         return [r for r in roots if self._last_use.get((r, sweep)) is node and r not in self.parameters]
 
 
