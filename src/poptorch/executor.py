@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch import environment, instrumentation
 from poptorch._logging import backend, logger, set_repeat_limit
@@ -80,6 +81,7 @@ class PoplarExecutor:
         self._compile_time: datetime.timedelta | None = None
         self._calls = 0
         self._normalise = InputNormaliser()
+        self._traced = bool(self._options.Jit._tracing_requested)
         self._options.Precision.autocast_policy.apply(model, self._options)
         if training:
             self._prepare_training(model, optimizer)
@@ -172,11 +174,13 @@ class PoplarExecutor:
         if self._build is not None:
             logger.warning("Call to compile() ignored: model already compiled")
             return
-        self._compile(self._bind(args, kwargs))
+        call = self._bind(args, kwargs)
+        with torch.inference_mode(False):
+            self._compile(call)
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> BoundCall:
         call = self._signature.bind(args, kwargs)
-        if self._options.Jit._tracing_requested:
+        if self._traced:
             check_tracing_rules(call, self._signature)
         return call
 
@@ -372,7 +376,8 @@ class PoplarExecutor:
         backend.debug("Writing weights from IPU to host.")
         # Cleared first: writing to the user's tensors looks at them.
         self._host_weights_stale = False
-        with self._unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        # Somebody may look at weights, or drop an executor, while another model is being captured.
+        with self._unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             values = engine.download()
             for name, tensor in self._host_tensors().items():
                 tensor.copy_(values[name])
@@ -453,7 +458,13 @@ class PoplarExecutor:
     @rng_state.setter
     def rng_state(self, state: Sequence[int]) -> None:
         _, engine = self._compiled()
-        self._random_state = list(state)
+        words = list(state)
+        if not words or not all(isinstance(word, int) for word in words):
+            raise createPoptorchError(
+                f"rng_state must be a list of integers that starts with the seed, as rng_state returns it, not {words!r}"
+            )
+        self._random_state = words
+        self._ran = False
         if self.isAttachedToDevice():
             self._send_random_state(engine)
 
@@ -485,6 +496,9 @@ class PoplarExecutor:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
         assert self._options.connection_type != ConnectionType.Never, "Trying to run a model on an offline device"
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # device memory outlives the caller's mode
+                return self(*args, **kwargs)
         call = self._bind(args, kwargs)
         if self._build is None:
             self._compile(call)
@@ -493,7 +507,7 @@ class PoplarExecutor:
         build, engine = self._compiled()
         if not self._training:
             self._follow_training()
-        if self._options.Jit._tracing_requested:
+        if self._traced:
             build.layout.check_traced_count(call)
         given = build.layout.tensors_of(call)
         if self._link is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
 
 import poptorch
+from poptorch import _logging
 
 
 class LinearWithLoss(nn.Module):
@@ -60,3 +63,42 @@ class CopyCounter:
 @pytest.fixture
 def count_copies():
     return CopyCounter
+
+
+class Log(logging.Handler):
+    """Keeps what the package logs, from both sides, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(level=0)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record) -> None:
+        self.records.append(record)
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.getMessage() for record in self.records]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def clear(self) -> None:
+        self.records.clear()
+
+    def order(self, *phrases) -> bool:
+        """Whether the phrases occur, one after the other."""
+        lines = iter(self.lines)
+        return all(any(phrase in line for line in lines) for phrase in phrases)
+
+
+@pytest.fixture
+def log():
+    """Everything that is logged during the test, down to trace."""
+    poptorch.setLogLevel("TRACE")
+    handler = Log()
+    for source in (_logging.logger, _logging.backend):
+        source.addHandler(handler)
+    yield handler
+    for source in (_logging.logger, _logging.backend):
+        source.removeHandler(handler)

@@ -448,6 +448,7 @@ class TestLifeCycle:
         linear.destroy()
         poptorch.trainingModel(linear)(*batch)
 
+    @pytest.mark.filterwarnings("ignore:Output expected")
     def test_no_device_operation_at_all(self):
         class Constant(nn.Module):
             def forward(self):
@@ -554,3 +555,67 @@ def test_weights_and_results_print_as_plain_tensors(trained, batch):
     executor, model = trained
     assert repr(model.fc.bias) == repr(nn.Parameter(model.fc.bias.data.clone()))
     assert repr(executor(*batch)[1]).startswith("tensor(")
+
+
+def test_weights_fetched_while_another_model_is_captured(trained, batch):
+    """A teacher's weights are constants of the student's program, and fresh ones."""
+    executor, teacher = trained
+
+    class Student(nn.Module):
+        def forward(self, x):
+            return x * poptorch.isRunningOnIpu() + teacher.fc.weight.detach().sum()
+
+    before = teacher.fc.weight.detach().clone()
+    executor(*batch)
+    result = poptorch.inferenceModel(Student())(torch.zeros(1))
+    assert not torch.equal(teacher.fc.weight, before)
+    torch.testing.assert_close(result.item(), teacher.fc.weight.sum().item())
+    executor(*batch)
+
+
+def test_executors_dropped_while_another_model_is_captured(linear, batch):
+    executors = [poptorch.trainingModel(linear)]
+    executors[0](*batch)
+    before = copy.copy(next(iter(linear.__dict__["_modules"].values())))
+    old = {k: v.clone() for k, v in before.state_dict().items()}
+    executors[0](*batch)
+
+    class Dropping(nn.Module):
+        def forward(self, x):
+            executors.clear()
+            gc.collect()
+            return x + 1
+
+    assert poptorch.inferenceModel(Dropping())(torch.ones(1)).item() == 2
+    assert not torch.equal(linear.fc.weight, old["weight"])
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_gradient_contexts_of_the_caller_do_not_matter(linear, batch, context):
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    counter = poptorch.inferenceModel(Counter())
+    training = poptorch.trainingModel(linear, optimizer=torch.optim.SGD(linear.parameters(), lr=0.1, momentum=0.9))
+    x = torch.zeros(1)
+    with context():
+        values = [counter(x).item()]
+        losses = [training(*batch)[1].item()]
+    values.append(counter(x).item())
+    losses.append(training(*batch)[1].item())
+    list(linear.parameters())
+    with context():
+        values.append(counter(x).item())
+        losses.append(training(*batch)[1].item())
+        linear.fc.weight.sum()
+    assert values == [1, 2, 3]
+    assert losses == sorted(losses, reverse=True)
+    counter.copyWeightsToHost()
+    training.copyWeightsToDevice()
+    training(*batch)
