@@ -1,0 +1,106 @@
+"""With any strategy, with and without replicas: the very numbers of the model in one piece."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parallel_models import MODELS, STRATEGIES, Convolutions, Language, Perceptron, infer, make_options, train
+from torch.utils import _pytree as pytree
+
+import poptorch
+
+
+def assert_same(left, right):
+    left_leaves, left_spec = pytree.tree_flatten(left)
+    right_leaves, right_spec = pytree.tree_flatten(right)
+    assert left_spec == right_spec
+    for a, b in zip(left_leaves, right_leaves, strict=True):
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+@pytest.fixture(scope="module")
+def references():
+    """Results in one piece, computed once per model and number of replicas."""
+    known = {}
+
+    def find(mode, kind, replicas):
+        key = mode, kind, replicas
+        if key not in known:
+            if mode == "train":
+                known[key] = train(kind, None, make_options(iterations=2, replicas=replicas))[:2]
+            else:
+                known[key] = infer(kind, None, make_options(iterations=5, accumulation=1, replicas=replicas))[0]
+        return known[key]
+
+    return find
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+def test_training(kind, strategy, replicas, references):
+    ipus, make = STRATEGIES[strategy]
+    outputs, state, executor = train(kind, ipus, make_options(make(), iterations=2, replicas=replicas))
+    expected_outputs, expected_state = references("train", kind, replicas)
+    assert len(executor._engine.parallel.plan.parts) > 1
+    assert_same(outputs, expected_outputs)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+def test_inference(kind, strategy, replicas, references):
+    ipus, make = STRATEGIES[strategy]
+    outputs, executor = infer(kind, ipus, make_options(make(), iterations=5, accumulation=1, replicas=replicas))
+    assert len(executor._engine.parallel.plan.parts) > 1
+    assert_same(outputs, references("infer", kind, replicas))
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [Convolutions, Language], ids=lambda kind: kind.__name__)
+def test_recomputation_never_changes_results(kind, mode, references):
+    options = make_options(poptorch.PipelinedExecution(), iterations=2, autoRecomputation=mode)
+    outputs, state, _ = train(kind, (0, 1, 2, 3), options)
+    expected_outputs, expected_state = references("train", kind, 1)
+    assert_same(outputs, expected_outputs)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("mode", [1, 2, 4])
+def test_recomputation_on_one_ipu(mode, references):
+    outputs, state, executor = train(Convolutions, None, make_options(iterations=2, autoRecomputation=mode))
+    expected_outputs, expected_state = references("train", Convolutions, 1)
+    assert "recomputed" in str(executor.program)
+    assert_same(outputs, expected_outputs)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("mode", [poptorch.OutputMode.Sum, poptorch.OutputMode.Final, poptorch.OutputMode.EveryN])
+def test_output_modes(mode):
+    results = []
+    for ipus, strategy in ((None, None), ((0, 1, 2, 3), poptorch.PipelinedExecution())):
+        options = make_options(strategy, iterations=4, replicas=2, accumulation=7)
+        options.outputMode(mode, 2) if mode is poptorch.OutputMode.EveryN else options.outputMode(mode)
+        results.append(train(Perceptron, ipus, options, calls=1)[0])
+    assert_same(*results)
+
+
+def test_anchored_values():
+    found = []
+    for ipus, strategy in ((None, None), ((0, 1, 2, 3), poptorch.PipelinedExecution())):
+        options = make_options(strategy, iterations=2)
+        options.anchorTensor("grad", "Gradient___layers.0.weight")
+        options.anchorTensor("updated", "UpdatedVar___layers.3.weight")
+        executor = train(Perceptron, ipus, options)[2]
+        found.append([executor.getAnchoredTensor(name) for name in ("grad", "updated")])
+    assert_same(*found)
+
+
+def test_counters_have_the_lengths_of_the_sequential_run():
+    lengths = []
+    for ipus, strategy in ((None, None), ((0, 1, 2, 3), poptorch.PipelinedExecution())):
+        executor = train(Perceptron, ipus, make_options(strategy, iterations=2))[2]
+        lengths.append({k: [len(x) for x in v] for k, v in executor.getPerfCounters().items()})
+        assert executor.getLatency()[0] > 0
+    assert lengths[0] == lengths[1]
