@@ -9,6 +9,7 @@ from op_tables import (
     blas,
     convolutions,
     creation,
+    further,
     indexing,
     layers,
     losses,
@@ -24,7 +25,7 @@ TABLES = {
     module.__name__.rpartition(".")[2]: module.ROWS
     for module in (
         creation, views, indexing, writing, pointwise, reductions, blas, convolutions, pooling, activations, layers,
-        losses, types,
+        losses, types, further,
     )
 }  # fmt: skip
 ROWS = [pytest.param(row, id=f"{table}-{row.name}") for table, rows in TABLES.items() for row in rows]

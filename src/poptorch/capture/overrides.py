@@ -6,6 +6,7 @@ these calls are replaced while a model is captured, before autograd sees them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,12 @@ def _scatter_reduce(
     return func(input, dim, index, src, reduce, **settings)
 
 
+def _combinations(func: Callable[..., Tensor], input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """PyTorch selects by a mask, although the result depends on the size of the input only."""
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    return input[torch.tensor(list(choose(range(input.shape[0]), r)))]
+
+
 def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     counts = [1 if isinstance(v, int) else len(v) for v in (shifts, dims)]
     if counts[1] and counts[0] != counts[1]:
@@ -94,6 +101,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _write_item,
     F.one_hot: _one_hot,
     F.gelu: _gelu,
+    torch.combinations: _combinations,
     torch.roll: _roll,
     Tensor.roll: _roll,
     torch.scatter_reduce: _scatter_reduce,

@@ -6,6 +6,7 @@ them as large as they can ever be; others the user has to give.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -35,9 +36,7 @@ def _ctc_loss(
     return loss, F.pad(log_alpha, (0, unused), value=-torch.inf)
 
 
-def _ctc_loss_fake(
-    log_probs: torch.Tensor, targets: torch.Tensor, *settings: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _ctc_loss_fake(log_probs: torch.Tensor, targets: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
     steps, rows, _ = log_probs.shape
     return log_probs.new_empty(rows), log_probs.new_empty(rows, steps, _ctc_states(targets))
 
@@ -100,9 +99,7 @@ def _lstsq_fake(a: torch.Tensor, b: torch.Tensor, rcond: float | None, driver: s
     return [solution, _residuals(a, b, solution), rank, singular]
 
 
-_lstsq_op = define(
-    "static_lstsq(Tensor a, Tensor b, float? rcond, str? driver) -> Tensor[]", _lstsq, _lstsq_fake
-)
+_lstsq_op = define("static_lstsq(Tensor a, Tensor b, float? rcond, str? driver) -> Tensor[]", _lstsq, _lstsq_fake)
 
 
 def _lstsq_form(
@@ -111,9 +108,19 @@ def _lstsq_form(
     return tuple(_lstsq_op(a, b, rcond, driver))
 
 
+def _random_from(target: torch.Tensor, low: int, high: int | None = None, *, generator: Any = None) -> torch.Tensor:
+    """``random_(low, high)``. The overload is named ``from``, which no generated Python code can spell."""
+    if high is None:
+        high = 2 ** round(-math.log2(torch.finfo(target.dtype).eps) + 1) + 1 if target.is_floating_point() else (
+            torch.iinfo(target.dtype).max
+        )  # fmt: skip
+    return aten.copy_.default(target, aten.randint_like.low_dtype(target, low, high))
+
+
 STATIC_FORMS: dict[Any, Any] = {
+    aten.random_.__getattr__("from"): _random_from,
     aten._ctc_loss.Tensor: _ctc_loss_op,
     aten.bincount.default: _bincount_form,
     aten.linalg_lstsq.default: _lstsq_form,
 }
-"""Called instead of the key whenever a model is captured."""
+"""Called instead of the key whenever a model is captured; also for an overload whose name stands in the way."""
