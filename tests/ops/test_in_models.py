@@ -464,3 +464,47 @@ def test_ctc_loss_trains_with_lengths_of_each_run() -> None:
             torch.testing.assert_close(found, loss.detach())
         trainer.destroy()
         torch.testing.assert_close(model.layer.weight.detach(), reference.layer.weight.detach())
+
+
+def test_half_inputs_meet_float_weights_in_a_body_as_outside() -> None:
+    layer = linear()
+
+    def once(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return s.layer(x)
+
+    def looped(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.for_loop(1, s.layer, [x])[0]
+
+    def branched(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.cond(x.sum() < 9, s.layer, [x], lambda v: v * 2, [x])[0]
+
+    expected = infer(once, X.half(), layer=layer)
+    assert expected.dtype == torch.float16
+    for forward in (looped, branched):
+        found = infer(forward, X.half(), layer=layer)
+        assert found.dtype == torch.float16
+        torch.testing.assert_close(found, expected)
+
+
+def test_half_inputs_and_float_weights_train_in_a_body() -> None:
+    def once(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return squared(s.layer(s.layer(x)))
+
+    def looped(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return squared(poptorch.for_loop(2, s.layer, [x])[0])
+
+    expected, reference = train(once, X.half(), layer=linear())
+    found, model = train(looped, X.half(), layer=linear())
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected))
+    torch.testing.assert_close(model.layer.weight.detach(), reference.layer.weight.detach(), atol=1e-3, rtol=1e-3)
+
+
+def test_values_needed_by_python_in_a_body_are_frozen() -> None:
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        def body(v: torch.Tensor) -> torch.Tensor:
+            return v * (2 if s.weight.sum().item() > 0 else 3)
+
+        return poptorch.for_loop(2, body, [x])[0]
+
+    with pytest.warns(UserWarning, match="frozen"):
+        assert infer(forward, torch.ones(1), weight=nn.Parameter(torch.ones(1))).item() == 4.0

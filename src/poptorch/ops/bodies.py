@@ -15,7 +15,9 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
     get_proxy_mode,
     make_fx,
@@ -23,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _pop_mode, _push_mode
 
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
@@ -93,25 +95,53 @@ def record(
     ``None`` records no backward graph.
     """
     fake_mode = detect_fake_mode(list(inputs))
-    with _apart_from_capture(fake_mode):
-        module, trace = _traced(body, [_leaf(tensor, fake_mode) for tensor in inputs], function, gradient_inputs)
+    with _apart_from_capture(fake_mode) as recorders:
+        leaves = [_leaf(tensor, fake_mode) for tensor in inputs]
+        module, trace = _traced(body, leaves, function, gradient_inputs, recorders)
         constants = _lift_constants(module, trace)
         graph = _functional(module, trace)
     return _divided(graph, trace, constants)
 
 
 @contextmanager
-def _apart_from_capture(fake_mode: FakeTensorMode | None) -> Iterator[None]:
-    """Suspend the surrounding tracer, and keep annotations made by the body away from the outer model."""
+def _apart_from_capture(fake_mode: FakeTensorMode | None) -> Iterator[list[TorchDispatchMode]]:
+    """Suspend the surrounding tracer, and keep annotations made by the body away from the outer model.
+
+    Gives the dispatch modes that capture has put above its tracer (they cast operands, among other things): the
+    body must be recorded beneath them as well.
+    """
     context = ambient.current()
     with ExitStack() as stack:
-        stack.enter_context(_disable_current_modes())
+        suspended = stack.enter_context(_disable_current_modes())
         stack.enter_context(_innermost(None))
         if fake_mode is not None:
             stack.enter_context(fake_mode)
         if context is not None:
             inner = dataclasses.replace(context, losses=[], block_starts=list(context.block_starts))
             stack.enter_context(ambient.capturing(inner))
+        yield [mode for mode in suspended if not _is_infrastructure(mode)]
+
+
+def _is_infrastructure(mode: TorchDispatchMode) -> bool:
+    return isinstance(mode, (ProxyTorchDispatchMode, FakeTensorMode, FunctionalTensorMode))
+
+
+@contextmanager
+def _beneath(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Put modes that are entered already back in force; entering them again would run their own set-up twice."""
+    for mode in reversed(modes):
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            _pop_mode()
+
+
+@contextmanager
+def _tracer_only() -> Iterator[None]:
+    """Suspend whatever is above the tracer."""
+    with _disable_current_modes() as suspended, _beneath([m for m in suspended if _is_infrastructure(m)]):
         yield
 
 
@@ -168,7 +198,7 @@ class _StandIns(TorchFunctionMode):
         if id(tensor) in self._known:
             return tensor
         if id(tensor) not in self._stand_ins:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), _tracer_only():
                 stand_in = self._new_stand_in(tensor)
             self._stand_ins[id(tensor)] = self._known[id(stand_in)] = stand_in
         return self._stand_ins[id(tensor)]
@@ -180,6 +210,8 @@ class _StandIns(TorchFunctionMode):
         self.leaves.append(leaf)
         self._trace.outer.append(tensor)
         self._trace.captured.append(node)
+        if isinstance(tensor, torch.nn.Parameter):
+            return leaf  # capture knows parameters by their memory
         return leaf.clone()  # not the leaf itself: the body may change it in place
 
 
@@ -203,6 +235,7 @@ def _traced(
     leaves: list[torch.Tensor],
     function: str,
     gradient_inputs: Sequence[bool] | None,
+    recorders: Sequence[TorchDispatchMode],
 ) -> tuple[fx.GraphModule, _Trace]:
     trace = _Trace()
     fake_mode = detect_fake_mode(leaves)
@@ -214,11 +247,12 @@ def _traced(
             tensor.requires_grad_(wanted)
         with torch.set_grad_enabled(with_gradient):
             copies = stand_ins.adopt([tensor.clone() for tensor in arguments])
-            with _innermost(stand_ins), stand_ins:
+            with _innermost(stand_ins), stand_ins, _beneath(recorders):
                 results = as_tensors(body(*copies), function)
             results = [stand_ins.stand_in(tensor) for tensor in results]
         trace.results = [kind_of(tensor) for tensor in results]
-        gradients = _gradients(trace, [*arguments, *stand_ins.leaves], results) if with_gradient else []
+        leaves = [*arguments, *stand_ins.leaves]
+        gradients = _gradients(trace, leaves, results, recorders) if with_gradient else []
         return [*results, *gradients]
 
     module = make_fx(run)(*leaves)
@@ -226,7 +260,12 @@ def _traced(
     return module, trace
 
 
-def _gradients(trace: _Trace, leaves: list[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:
+def _gradients(
+    trace: _Trace,
+    leaves: list[torch.Tensor],
+    results: list[torch.Tensor],
+    recorders: Sequence[TorchDispatchMode],
+) -> list[torch.Tensor]:
     pairs = []
     for result in results:
         if result.is_floating_point():
@@ -239,7 +278,8 @@ def _gradients(trace: _Trace, leaves: list[torch.Tensor], results: list[torch.Te
     if not pairs or not wanted:
         return [torch.zeros_like(leaf) for leaf in wanted]
     differentiated, tangents = zip(*pairs, strict=True)
-    gradients = torch.autograd.grad(differentiated, wanted, tangents, allow_unused=True)
+    with _beneath(recorders):
+        gradients = torch.autograd.grad(differentiated, wanted, tangents, allow_unused=True)
     return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(wanted, gradients, strict=True)]
 
 
