@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,7 +133,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     program.numerics = Numerics.of(options._Popart.options)
     constants = _take_host_results(program, options)
     progress()
-    anchors = _anchors(options, program)
+    anchors = _anchors(options, program, loop)
     watch = GradientWatch()
     lower(program, _with_anchors(anchors, options, optimizer_spec, watch), progress)
     _check_buffers(program, options, loop)
@@ -194,9 +196,22 @@ def _capture(
         scaled |= optimizer_spec.automatic_loss_scaling is not None
     hooks.run_pre()
     try:
-        return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled))
+        with _only_the_error():
+            return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled))
     finally:
         hooks.run_post()
+
+
+@contextmanager
+def _only_the_error() -> Iterator[None]:
+    """Torch also logs, with its own inner traceback, each error that it raises on fake tensors."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
@@ -224,11 +239,12 @@ def _positions(count: int, constants: dict[int, torch.Tensor]) -> list[int]:
     return positions
 
 
-def _anchors(options: Any, program: Program) -> list[Anchor]:
+def _anchors(options: Any, program: Program, loop: Loop) -> list[Anchor]:
     result = []
     for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
         if use_model_mode:
             mode, period = options.output_mode, options.output_return_period
+        loop.check(OutputMode(mode), period)
         parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
         result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
         shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()

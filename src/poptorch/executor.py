@@ -7,6 +7,7 @@ import datetime
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from poptorch.outputs import DeviceTensor
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
-from poptorch.runtime import counters, device
+from poptorch.runtime import counters, device, gantt
 from poptorch.runtime.engine import Engine
 
 
@@ -461,7 +462,7 @@ class PoplarExecutor:
         words = list(state)
         if not words or not all(isinstance(word, int) for word in words):
             raise createPoptorchError(
-                f"rng_state must be a list of integers that starts with the seed, as rng_state returns it, not {words!r}"
+                f"rng_state must be a list of integers that starts with the seed, as reading it returns, not {words!r}"
             )
         self._random_state = words
         self._ran = False
@@ -547,6 +548,24 @@ class PoplarExecutor:
     def program(self) -> Program:
         """The compiled program of one micro-batch; ``print`` it to read it."""
         return self._compiled()[0].executable.program
+
+    def drawSchedule(self, path: str | Path | None = None) -> str:
+        """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.
+
+        Returns the drawing as text; with a ``path`` that ends in ``.svg``, ``.png`` or ``.txt`` also writes it there.
+        Measured is the last accumulation round of the latest call. A model in one piece has nothing to measure.
+
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU(), poptorch.Options().deviceIterations(3))
+        >>> output = model(torch.ones(3))
+        >>> print(model.drawSchedule())
+        ideal, 0 % idle
+        IPU0 | 0F 1F 2F
+        """
+        ideal, measured = self._compiled()[1].schedule()
+        if path is not None:
+            gantt.save(path, ideal, measured)
+        return gantt.as_text(ideal, measured)
 
     def getTensorNames(self) -> list[str]:
         """The names of all tensors of the compiled graph."""
