@@ -119,9 +119,7 @@ class OperandCaster:
             return None
         name = func._schema.name.removeprefix("aten::")
         if self._rules.traced and name in _TRACED_TOGETHER:
-            known = [t for t in operands if not is_ambiguous(t)] or list(operands)
-            types = {t.dtype for t in known}
-            return HALF if HALF in types and (self._rules.downcast or types == {HALF}) else FLOAT
+            return _traced_type(operands, self._rules)
         if name in _PRODUCTS:
             voters = [t for t in operands if not self._is_parameter(t)] or operands
             return FLOAT if any(t.dtype is FLOAT for t in voters) else HALF
@@ -140,6 +138,12 @@ class OperandCaster:
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.dtype is FLOAT:
                 mark_ambiguous(tensor)
+
+
+def _traced_type(operands: Sequence[torch.Tensor], rules: MixedTypes) -> torch.dtype:
+    """The common type of mixed operands for the tracing front end: the ambiguous ones have no say."""
+    types = {t.dtype for t in operands if not is_ambiguous(t)} or {FLOAT}
+    return HALF if HALF in types and (rules.downcast or types == {HALF}) else FLOAT
 
 
 _MARK = "_poptorch_ambiguous"
@@ -191,7 +195,10 @@ _LAYERS = _names(
 )
 """The first operand is the activation, and the others follow."""
 
-_EARLY = _LAYERS | _names("prelu bilinear scaled_dot_product_attention")
+_EARLY = _LAYERS | _names(
+    """prelu bilinear scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
+    rnn_relu_cell"""
+)
 """Functions that check the types of their operands before any operation is seen."""
 
 
@@ -222,7 +229,7 @@ class CastingMode(TorchFunctionMode):
         if len({t.dtype for t in operands}) < 2:
             return None
         if self._rules.traced:
-            return HALF if self._rules.downcast else FLOAT
+            return _traced_type(operands, self._rules)
         if name in _LAYERS:
             return operands[0].dtype
         voters = [t for t in operands if not isinstance(t, nn.Parameter)] or operands
@@ -293,10 +300,11 @@ def module_types(rules: MixedTypes) -> Iterator[None]:
         weights = None
         if isinstance(module, nn.RNNBase) and args and is_float(args[0]):
             weights = list(module._flat_weights)
-            wanted = _recurrent_type(args[0].dtype, weights, rules)
-            module._flat_weights = cast(weights, wanted)
+            with torch._C.DisableTorchFunction():  # types as they are, not as they were traced
+                wanted = _recurrent_type(args[0].dtype, weights, rules)
+                module._flat_weights = cast(weights, wanted)
+                args = cast(args, wanted)
             module.__dict__["_weights_have_changed"] = lambda: False  # they have, and shall stay so for this call
-            args = cast(args, wanted)
         kept.append((opened, weights))
         return args
 

@@ -1,0 +1,187 @@
+"""Result types of mixed operations, against the table of the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, Uniform
+
+import poptorch
+
+H, F = torch.float16, torch.float32
+
+
+class Call(nn.Module):
+    def __init__(self, function: Callable[..., object], layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.function = function
+        self.layer = layer
+
+    def forward(self, *tensors: torch.Tensor) -> object:
+        return self.function(*tensors) if self.layer is None else self.function(self.layer, *tensors)
+
+
+def front_end(name: str) -> poptorch.Options:
+    """``D``: tracing, downcasting. ``U``: tracing, upcasting. ``N``: the dispatcher. ``""``: nothing chosen."""
+    options = poptorch.Options()
+    if name in ("D", "U"):
+        options.Jit.traceModel(True)
+    if name == "U":
+        options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
+    if name == "N":
+        options.Jit.traceModel(False)
+    return options
+
+
+def result_type(function: Callable[..., object], *tensors: torch.Tensor, mode: str = "", layer: nn.Module | None = None):
+    return poptorch.inferenceModel(Call(function, layer), front_end(mode))(*tensors).dtype
+
+
+def uniform(x: torch.Tensor) -> torch.Tensor:
+    return Uniform(x, torch.tensor([10.0, 10.0, 10.0]), validate_args=False).sample((3,))
+
+
+# expression, then the types for a float16 input under D, U, N and for a float32 input under D, U, N
+ROWS = [
+    (lambda x: torch.ones(3, dtype=x.dtype) + x.to(x.dtype), (F, F, H), (F, F, F)),
+    (lambda x: torch.zeros(3, dtype=x.dtype) + x, (H, H, H), (F, F, F)),
+    (lambda x: torch.ones(3, dtype=H) + x, (H, H, H), (H, F, F)),
+    (lambda x: torch.zeros(3, dtype=F) + x, (H, H, F), (F, F, F)),
+    (lambda x: torch.rand(3, dtype=x.dtype) + 0 * x.sum().to(torch.int32), (F, F, H), (F, F, F)),
+    (lambda x: torch.rand(3, dtype=x.dtype) + x, (H, H, H), (F, F, F)),
+    (lambda x: torch.rand(3, dtype=H) + x, (H, H, H), (H, F, F)),
+    (lambda x: torch.normal(x, 10.0), (H, H, H), (F, F, F)),
+    (lambda x: torch.normal(0.0, x), (H, H, H), (F, F, F)),
+    (uniform, (H, H, F), (F, F, F)),
+    (lambda x: Normal(x, 10.0, validate_args=False).sample((3,)), (H, H, H), (F, F, F)),
+    (lambda x: Normal(0.0, x, validate_args=False).sample((3,)), (H, H, H), (F, F, F)),
+    (lambda x: (x + 0).uniform_(), (H, H, H), (F, F, F)),
+    (lambda x: (x + 0).normal_(), (H, H, H), (F, F, F)),
+    (lambda x: torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype) + x, (H, H, H), (F, F, F)),
+    (lambda x: torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype) + x.to(H), (H, H, H), (H, H, F)),
+    (lambda x: torch.tensor([1.0, 2.0, 3.0], dtype=F) + x, (H, H, F), (F, F, F)),
+]
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)))
+@pytest.mark.parametrize("column", range(3))
+def test_table(row: int, column: int) -> None:
+    expression, of_half, of_float = ROWS[row]
+    mode = "DUN"[column]
+    assert result_type(expression, torch.ones(3, dtype=H), mode=mode) is of_half[column]
+    assert result_type(expression, torch.ones(3), mode=mode) is of_float[column]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("D", H), ("U", F), ("N", F), ("", F)])
+def test_sums_of_mixed_operands(mode: str, expected: torch.dtype) -> None:
+    x, y = torch.ones(3, dtype=H), torch.ones(3)
+    assert result_type(lambda a, b: a + b, x, y, mode=mode) is expected
+    assert result_type(lambda a, b: a + b, y, x, mode=mode) is expected
+
+
+@pytest.mark.parametrize(
+    ("activation", "parameters", "traced", "dispatched"), [(F, F, F, F), (H, F, H, H), (F, H, H, F), (H, H, H, H)]
+)
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2), lambda: nn.Conv1d(3, 2, 1), lambda: nn.Bilinear(3, 3, 2)])
+def test_layers(make, activation, parameters, traced, dispatched) -> None:
+    def run(layer, x):
+        return layer(x, x) if isinstance(layer, nn.Bilinear) else layer(x)
+
+    for mode, expected in (("D", traced), ("N", dispatched), ("", dispatched)):
+        layer = make().to(parameters)
+        x = torch.ones(3, 3, dtype=activation)
+        assert result_type(run, x, mode=mode, layer=layer) is expected
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 2), lambda: nn.GRU(3, 2), lambda: nn.RNN(3, 2), nn.PReLU])
+def test_layers_that_check_types_themselves(make) -> None:
+    x = torch.ones(2, 4, 3, dtype=H)
+
+    def first(layer, x):
+        y = layer(x)
+        return y[0] if isinstance(y, tuple) else y
+
+    assert result_type(first, x, layer=make()) is H
+    assert result_type(first, x, layer=make().half()) is H
+    assert result_type(first, x.float(), layer=make().half(), mode="D") is H
+
+
+def test_products_with_parameters_follow_the_activation() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 3))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    assert poptorch.inferenceModel(Product())(torch.ones(2, 3, dtype=H)).dtype is H
+    x, y = torch.ones(2, 3, dtype=H), torch.ones(3, 2)
+    assert result_type(torch.matmul, x, y) is F
+    assert result_type(torch.matmul, x, y, mode="D") is H
+
+
+def test_norms_keep_the_type_of_their_input() -> None:
+    x = torch.randn(4, 6)
+    for layer in (nn.BatchNorm1d(6), nn.LayerNorm(6), nn.GroupNorm(2, 6)):
+        y = poptorch.inferenceModel(layer)(x.half())
+        assert y.dtype is H
+        torch.testing.assert_close(y.float(), layer(x).detach(), rtol=5e-3, atol=5e-3)
+        y = poptorch.inferenceModel(layer.half())(x)
+        assert y.dtype is F
+
+
+def test_comparison_of_a_rounded_number() -> None:
+    x, y = torch.tensor([550.4]).half(), torch.tensor([550.4])
+    for mode, expected in (("D", True), ("N", False), ("", False)):
+        assert bool(poptorch.inferenceModel(Call(torch.eq), front_end(mode))(x, y)) is expected
+
+
+@pytest.mark.parametrize("mode", ["D", "U"])
+def test_casts_are_out_of_place(mode: str) -> None:
+    x = torch.ones(3)
+    a, b = poptorch.inferenceModel(Call(lambda x: (x.half(), x + 0)), front_end(mode))(x)
+    assert (a.dtype, b.dtype) == (H, F)
+
+
+@pytest.mark.parametrize("mode", ["D", "N", ""])
+def test_casts_of_integers_are_reliable(mode: str) -> None:
+    x = torch.arange(3, dtype=torch.uint8)
+    assert result_type(lambda x: x.half() + 1, x, mode=mode) is H
+    assert result_type(lambda x: x.float() + 1, x, mode=mode) is F
+
+
+def test_both_types_in_one_model_keep_their_own() -> None:
+    def add(a, b, c, d):
+        return a + b + 5, c + d + 5
+
+    h, f = torch.tensor([1.0, 2.0]).half(), torch.tensor([3.0, 4.0])
+    halves, floats = poptorch.inferenceModel(Call(add))(h, h, f, f)
+    assert halves.tolist() == [7.0, 9.0] and halves.dtype is H
+    assert floats.tolist() == [11.0, 13.0] and floats.dtype is F
+
+
+def test_downcasting_is_refused_by_the_dispatcher() -> None:
+    options = poptorch.Options()
+    options.Jit.traceModel(False)
+    options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.FloatDowncastToHalf)
+    with pytest.raises(poptorch.Error, match="FloatDowncastToHalf is deprecated and not supported in the dispatcher"):
+        poptorch.inferenceModel(Call(torch.relu), options)(torch.ones(2))
+
+
+def test_downcasting_alone_selects_the_old_rules() -> None:
+    options = poptorch.Options()
+    options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.FloatDowncastToHalf)
+    model = poptorch.inferenceModel(Call(lambda x, y: x * y), options)
+    assert model(torch.ones(2).half(), torch.ones(2)).dtype is H
+
+
+def test_capturing_leaves_types_as_they_were() -> None:
+    layer = nn.Linear(3, 2).half()
+    poptorch.inferenceModel(layer, front_end("D"))(torch.ones(1, 3))
+    assert layer.weight.dtype is H
+    assert torch.ones(1).half().dtype is H
+    assert not hasattr(torch.ones(1), "_poptorch_ambiguous")
