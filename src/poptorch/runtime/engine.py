@@ -16,12 +16,14 @@ from poptorch.compiler.program import Role
 from poptorch.compiler.update import State
 from poptorch.executable.executable import Executable
 from poptorch.executable.loop import Loop, Tick
+from poptorch.runtime import schedule
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.loss_scale import LossScaler, Tally
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
 from poptorch.runtime.stamps import SequentialStamps, Stamps
 from poptorch.runtime.streams import OutputStream
+from poptorch.runtime.workers import Span
 
 _UPDATES = -1
 """Stands for the replica in the random numbers of weight updates, which are the same on all replicas."""
@@ -252,6 +254,14 @@ class Engine:
         stamps.store(self.counters)
         self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
         return self._returned(results)
+
+    def schedule(self) -> tuple[list[schedule.Tick], list[Span]]:
+        """The ideal schedule of one accumulation round, and what ran in the latest one."""
+        if self.parallel is not None:
+            return self.parallel.ideal, self.parallel.rounds[-1] if self.parallel.rounds else []
+        loop, training = self._loop, self.executable.program.training
+        micro = loop.gradient_accumulation if training else loop.device_iterations
+        return list(schedule.sharded(1, micro, training=training)), []
 
     def _anchor_parameters(self, iteration: int, streams: Sequence[OutputStream], before: bool) -> None:
         """Anchored weights: the micro-batches of the last accumulation step see them updated, the others do not."""

@@ -18,7 +18,7 @@ from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.streams import OutputStream
-from poptorch.runtime.tasks import Task, TaskGraph, build_tasks, width
+from poptorch.runtime.tasks import Task, TaskGraph, build_tasks, ideal_schedule, width
 from poptorch.runtime.workers import Share, Span, run_tasks
 
 
@@ -60,6 +60,7 @@ class ParallelRunner:
         self._micro = self._loop.gradient_accumulation if self._training else self._loop.device_iterations
         self._rounds = self._loop.device_iterations if self._training else 1
         self.graph: TaskGraph = build_tasks(plan, self._micro, self._loop.replicas, training=self._training)
+        self.ideal = ideal_schedule(plan, self._micro, training=self._training)
         self._width = width(plan, self._loop.replicas)
         self._bound: list[_BoundStage] = []
         self._gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages])

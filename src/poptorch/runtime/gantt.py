@@ -1,0 +1,227 @@
+"""Pictures of a schedule: what ran on which IPU and when, measured, beside what the strategy asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from poptorch.errors import createPoptorchError
+from poptorch.runtime.schedule import Job, Kind, Tick, draw
+from poptorch.runtime.workers import Span
+
+FORMATS = (".svg", ".png", ".txt")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One job in a chart."""
+
+    row: str
+    label: str
+    kind: Kind
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Rows of bars over a common time axis."""
+
+    title: str
+    bars: tuple[Bar, ...]
+    unit: str
+
+    @property
+    def rows(self) -> list[str]:
+        """The names of the rows, in order."""
+        return sorted({bar.row for bar in self.bars}, key=_row_order)
+
+    @property
+    def duration(self) -> float:
+        return max((bar.end for bar in self.bars), default=0.0)
+
+    @property
+    def idle(self) -> float:
+        """The share of the rows' time that no bar covers: the bubbles."""
+        if not self.bars or not self.duration:
+            return 0.0
+        busy = sum(_covered(b for b in self.bars if b.row == row) for row in self.rows)
+        return 1.0 - busy / (self.duration * len(self.rows))
+
+
+def ideal_chart(ticks: Sequence[Tick]) -> Chart:
+    """The schedule of the strategy; every job takes one tick."""
+    bars = [
+        Bar(f"IPU{ipu}", _label(job), job.kind, now, now + 1)
+        for now, tick in enumerate(ticks)
+        for ipu, job in enumerate(tick.jobs)
+        if job is not None
+    ]
+    return Chart("ideal", tuple(bars), "ticks")
+
+
+def measured_chart(spans: Sequence[Span]) -> Chart:
+    """What the workers did in one accumulation round; times in milliseconds from its first job."""
+    origin = min((span.start for span in spans), default=0.0)
+    replicated = any(span.task.replica for span in spans)
+    bars = [
+        Bar(
+            f"IPU{span.task.ipu}" + (f" of replica {span.task.replica}" if replicated else ""),
+            _label(span.task.job),
+            span.task.job.kind,
+            (span.start - origin) * 1e3,
+            (span.end - origin) * 1e3,
+        )
+        for span in sorted(spans, key=lambda s: s.start)
+    ]
+    workers = len({span.worker for span in spans})
+    return Chart(f"measured, {workers} worker{'s' * (workers != 1)}", tuple(bars), "ms")
+
+
+def as_text(ticks: Sequence[Tick], spans: Sequence[Span], columns: int = 72) -> str:
+    """Both charts as text: one character of the measured one stands for an equal share of the time.
+
+    >>> print(as_text([Tick.parse("0F ."), Tick.parse("1F 0F"), Tick.parse(". 1F")], []))
+    ideal, 33 % idle
+    IPU0 | 0F 1F .
+    IPU1 | .  0F 1F
+    """
+    ideal = ideal_chart(ticks)
+    lines = [f"ideal, {ideal.idle:.0%} idle".replace("%", " %"), draw(ticks)]
+    if spans:
+        chart = measured_chart(spans)
+        lines.append(f"{chart.title}, {chart.duration:.2f} ms, {chart.idle:.0%} idle".replace("%", " %"))
+        edge = max(map(len, chart.rows))
+        for row in chart.rows:
+            lines.append(f"{row:<{edge}} | {_text_row(chart, row, columns)}".rstrip())
+    return "\n".join(lines)
+
+
+def _text_row(chart: Chart, row: str, columns: int) -> str:
+    cells = ["."] * columns
+    scale = columns / chart.duration if chart.duration else 0.0
+    for bar in (b for b in chart.bars if b.row == row):
+        first = min(int(bar.start * scale), columns - 1)
+        last = min(max(int(bar.end * scale), first + 1), columns)
+        text = bar.label.ljust(last - first, "-")[: last - first]
+        cells[first:last] = text
+    return "".join(cells)
+
+
+def save(path: str | Path, ticks: Sequence[Tick], spans: Sequence[Span]) -> Path:
+    """Write the picture; the suffix of ``path`` chooses the format."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise createPoptorchError(
+            f"Cannot draw a schedule as {path.name!r}: the suffix must be one of {', '.join(FORMATS)}."
+        )
+    charts = [ideal_chart(ticks), *([measured_chart(spans)] if spans else [])]
+    if path.suffix == ".txt":
+        path.write_text(as_text(ticks, spans) + "\n", encoding="utf-8")
+    elif path.suffix == ".svg":
+        path.write_text(as_svg(charts), encoding="utf-8")
+    else:
+        _save_png(path, charts)
+    return path
+
+
+# -- svg -----------------------------------------------------------------------------------------------------------
+
+_COLOURS = {Kind.FORWARD: "#4c8dd6", Kind.BACKWARD: "#e3913d", Kind.LOAD: "#8fb996", Kind.STORE: "#b7a1c4"}
+_NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.LOAD: "load", Kind.STORE: "store"}
+_WIDTH, _ROW, _TITLE, _MARGIN = 960, 26, 34, 10
+
+
+def as_svg(charts: Sequence[Chart]) -> str:
+    """The charts below each other as one SVG document; every bar carries its times as a tooltip."""
+    label_width = 9 + 7 * max((len(row) for chart in charts for row in chart.rows), default=4)
+    parts, top = [], _MARGIN
+    for chart in charts:
+        parts += _svg_chart(chart, top, label_width)
+        top += _TITLE + _ROW * len(chart.rows) + _MARGIN
+    parts += _svg_legend(charts, top, label_width)
+    height = top + _ROW
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _svg_chart(chart: Chart, top: int, left: int) -> list[str]:
+    span = _WIDTH - left - _MARGIN
+    scale = span / chart.duration if chart.duration else 0.0
+    length = f"{chart.duration:g} {chart.unit}" if chart.unit == "ticks" else f"{chart.duration:.2f} {chart.unit}"
+    title = f"{chart.title}: {length}, {chart.idle:.0%} idle"
+    parts = [f'<text x="{_MARGIN}" y="{top + 18}" font-weight="bold">{escape(title)}</text>']
+    for number, row in enumerate(chart.rows):
+        y = top + _TITLE - 8 + number * _ROW
+        parts.append(f'<text x="{_MARGIN}" y="{y + 16}">{escape(row)}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{span}" height="{_ROW - 4}" fill="#f1f1f1"/>')
+        for bar in (b for b in chart.bars if b.row == row):
+            x, width = left + bar.start * scale, max((bar.end - bar.start) * scale, 0.5)
+            tip = f"{bar.label}: {bar.start:.3f} to {bar.end:.3f} {chart.unit}"
+            parts.append(
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 4}" fill="{_COLOURS[bar.kind]}" '
+                f'stroke="white"><title>{escape(tip)}</title></rect>'
+            )
+            if width > 7 * len(bar.label):
+                parts.append(
+                    f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle" fill="white" '
+                    f'pointer-events="none">{escape(bar.label)}</text>'
+                )
+    return parts
+
+
+def _svg_legend(charts: Sequence[Chart], top: int, left: int) -> list[str]:
+    kinds = [kind for kind in Kind if any(bar.kind is kind for chart in charts for bar in chart.bars)]
+    parts = []
+    for number, kind in enumerate(kinds):
+        x = left + number * 110
+        parts.append(f'<rect x="{x}" y="{top}" width="14" height="14" fill="{_COLOURS[kind]}"/>')
+        parts.append(f'<text x="{x + 20}" y="{top + 12}">{_NAMES[kind]}</text>')
+    return parts
+
+
+def _save_png(path: Path, charts: Sequence[Chart]) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as why:
+        raise createPoptorchError(
+            "Drawing a schedule as PNG needs matplotlib: install it with `pip install poptorch[report]`, or choose a "
+            "name that ends in .svg or .txt, which need nothing."
+        ) from why
+    heights = [len(chart.rows) + 1 for chart in charts]
+    figure = Figure(figsize=(10, 0.4 * sum(heights) + 1), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)
+    for chart, axis in zip(charts, axes[:, 0], strict=True):
+        for bar in chart.bars:
+            axis.barh(bar.row, bar.end - bar.start, left=bar.start, color=_COLOURS[bar.kind], edgecolor="white")
+            if bar.end - bar.start > 0.02 * chart.duration:
+                axis.text((bar.start + bar.end) / 2, bar.row, bar.label, ha="center", va="center", color="white")
+        axis.set_yticks(range(len(chart.rows)), chart.rows)
+        axis.invert_yaxis()
+        axis.set_xlabel(chart.unit)
+        axis.set_title(f"{chart.title}, {chart.idle:.0%} idle", loc="left")
+    figure.savefig(path)
+
+
+def _label(job: Job) -> str:
+    return f"{job.micro}{job.kind.value}"
+
+
+def _row_order(name: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in reversed("".join(c if c.isdigit() else " " for c in name).split()))
+
+
+def _covered(bars: Iterable[Bar]) -> float:
+    """Time under at least one of the bars."""
+    total, reached = 0.0, float("-inf")
+    for bar in sorted(bars, key=lambda b: b.start):
+        total += max(0.0, bar.end - max(bar.start, reached))
+        reached = max(reached, bar.end)
+    return total

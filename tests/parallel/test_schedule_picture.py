@@ -1,0 +1,91 @@
+"""``drawSchedule``: text, SVG and what is said when PNG cannot be drawn."""
+
+from __future__ import annotations
+
+import builtins
+import xml.etree.ElementTree as ET
+
+import pytest
+from parallel_models import STRATEGIES, Perceptron, make_options, train
+
+import poptorch
+
+
+@pytest.fixture(scope="module")
+def pipelined():
+    return train(Perceptron, (0, 1, 2, 3), make_options(poptorch.PipelinedExecution(), replicas=2, iterations=2))[2]
+
+
+def test_ideal_and_measured_as_text(pipelined):
+    text = pipelined.drawSchedule()
+    assert text.startswith("ideal, 27 % idle\nIPU0 | 0F 1F 2F 3F .  .  .  0B 4F 1B")
+    assert "measured, " in text
+    assert "IPU3 of replica 1 | " in text
+
+
+def test_everything_that_should_run_was_measured(pipelined):
+    ideal, spans = pipelined._engine.schedule()
+    jobs = {job for tick in ideal for job in tick.jobs if job is not None}
+    assert {(s.task.job, s.task.replica) for s in spans} == {(job, r) for job in jobs for r in (0, 1)}
+    assert len(pipelined._engine.parallel.rounds) == 2
+    for span in spans:
+        assert span.start <= span.end
+
+
+def test_the_measured_order_respects_the_data(pipelined):
+    _, spans = pipelined._engine.schedule()
+    by_index = {s.task.index: s for s in spans}
+    for index, needed in enumerate(pipelined._engine.parallel.graph.waits_for):
+        for other in needed:
+            assert by_index[other].end <= by_index[index].start
+
+
+def test_svg(pipelined, tmp_path):
+    path = tmp_path / "schedule.svg"
+    pipelined.drawSchedule(path)
+    root = ET.fromstring(path.read_text(encoding="utf-8"))
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(t.startswith("ideal: 22 ticks, 27% idle") for t in texts)
+    assert any(t.startswith("measured, ") for t in texts)
+    assert {"forward", "backward", "IPU3 of replica 1"} <= set(texts)
+
+
+def test_text_file(pipelined, tmp_path):
+    path = tmp_path / "schedule.txt"
+    text = pipelined.drawSchedule(str(path))
+    assert path.read_text(encoding="utf-8") == text + "\n"
+
+
+def test_png_without_matplotlib_says_what_to_install(pipelined, tmp_path, monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(poptorch.Error, match=r"needs matplotlib: install it with `pip install poptorch\[report\]`"):
+        pipelined.drawSchedule(tmp_path / "schedule.png")
+
+
+def test_unknown_format(pipelined):
+    with pytest.raises(poptorch.Error, match=r"the suffix must be one of \.svg, \.png, \.txt"):
+        pipelined.drawSchedule("schedule.bmp")
+
+
+def test_phases_show_their_loads():
+    ipus, make = STRATEGIES["parallel phased"]
+    text = train(Perceptron, ipus, make_options(make(), accumulation=1))[2].drawSchedule()
+    assert "IPU0 | 0L@0 0F@0 0L@2 0F@2 .    .    0B@2 0L@0 0B@0 0S@0" in text
+
+
+def test_a_model_in_one_piece_has_only_the_ideal():
+    text = train(Perceptron, None, make_options(accumulation=2))[2].drawSchedule()
+    assert text == "ideal, 0 % idle\nIPU0 | 0F 0B 1F 1B"
+
+
+def test_before_compilation():
+    model = poptorch.inferenceModel(Perceptron())
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        model.drawSchedule()
