@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from poptorch import ambient
+from poptorch.capture import strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.errors import createPoptorchError
 
@@ -25,6 +27,9 @@ class Overrides(TorchFunctionMode):
     """Calls the replacement of a torch function where there is one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        context = ambient.current()
+        if context is not None and context.options.strict_compatibility:
+            strict.refuse(func, args, kwargs or {})
         replacement = _REPLACEMENTS.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
@@ -82,6 +87,18 @@ def _scatter_reduce(
     return func(input, dim, index, src, reduce, **settings)
 
 
+def _bitwise(func: Callable[..., Tensor], *operands: Any, **settings: Any) -> Tensor:
+    for operand in operands:
+        if isinstance(operand, float) or (isinstance(operand, Tensor) and operand.dtype.is_floating_point):
+            name = func.__name__.strip("_")
+            raise createPoptorchError(f"{name} supports only bool and integer types, not {_type_of(operand)}.")
+    return func(*operands, **settings)
+
+
+def _type_of(operand: Any) -> str:
+    return str(operand.dtype if isinstance(operand, Tensor) else type(operand).__name__)
+
+
 def _combinations(func: Callable[..., Tensor], input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """PyTorch selects by a mask, although the result depends on the size of the input only."""
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
@@ -96,7 +113,12 @@ def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = (
     return func(input, shifts, dims)
 
 
+_BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+_BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixor", "invert")
+
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    **{getattr(home, name): _bitwise for home in (torch, Tensor) for name in _BITWISE},
+    **{getattr(Tensor, f"__{name}__"): _bitwise for name in _BIT_OPERATORS},
     Tensor.__getitem__: read_item,
     Tensor.__setitem__: _write_item,
     F.one_hot: _one_hot,
