@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -21,6 +22,7 @@ from poptorch.data import waiting
 from poptorch.data.items import ItemStructure
 from poptorch.data.parcel import pack, unpack
 from poptorch.data.ring import Ring, RingLayout, anonymous_file
+from poptorch.data.segments import remove_segments
 from poptorch.data.waiting import WaitMeter
 
 
@@ -115,6 +117,16 @@ def test_no_room_is_refused_before_any_of_it_is_taken(on_disk: bool) -> None:
     with pytest.raises(OSError, match="Cannot reserve"):
         anonymous_file(2**60, on_disk=on_disk)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+# --- segments of killed workers --------------------------------------------------------------------------------
+
+
+def test_only_segments_of_the_dead_are_removed(tmp_path: Path) -> None:
+    for name in ("torch_12_5_0", "torch_12_5_1", "torch_123_5_0", "other_12_5"):
+        (tmp_path / name).touch()
+    remove_segments([12], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other_12_5", "torch_123_5_0"]
 
 
 # --- the stopwatch ---------------------------------------------------------------------------------------------

@@ -26,8 +26,11 @@ from poptorch.data.items import ItemStructure
 from poptorch.data.messages import Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings, Stop
 from poptorch.data.parcel import PackedParcel, Parcel
 from poptorch.data.ring import Ring, RingLayout, Rows, anonymous_file
+from poptorch.data.segments import remove_segments
 
 _PARENT_CHECK_S = 1.0
+_KILLED_S = 0.5
+"""How long a killed worker may take to be gone."""
 
 
 def serve(
@@ -56,6 +59,7 @@ def serve(
         for value_type, parser in parsers.items():
             registerCustomArgParser(value_type, parser)
         Producer(dataset, settings, connection).run()
+        _end_workers(dataset)
     except _ConsumerGone:
         leave_now()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer must hear of it
@@ -71,12 +75,24 @@ def serve(
 
 def leave_now(code: int = 0) -> NoReturn:
     """End this process and its workers at once, without a word."""
-    for worker in multiprocessing.active_children():
+    workers = [worker for worker in list(multiprocessing.process._children) if worker.pid]  # type: ignore[attr-defined]
+    for worker in workers:
         worker.kill()
+    for worker in workers:
+        worker.join(_KILLED_S)
+    remove_segments(worker.pid for worker in workers)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _end_workers(dataset: Any) -> None:
+    """Let the persistent workers of a loader finish; else multiprocessing would kill them in the middle of a batch."""
+    iterator: Any = getattr(dataset, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+        remove_segments(worker.pid for worker in iterator._workers)
 
 
 def _leave_silently(number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from poptorch import profiling
+from poptorch.data.segments import remove_segments
 from poptorch.data.waiting import WaitMeter
 from poptorch.profiling import channel
 
@@ -79,6 +80,7 @@ class _WithWorkers(_Metered, _MultiProcessingDataLoaderIter):
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
         self._shutdown_workers()
+        remove_segments(worker.pid for worker in self._workers if worker.exitcode and worker.pid)
 
 
 def _describe_end(exit_code: int) -> str:

@@ -24,6 +24,7 @@ from poptorch.arg_parsers import ICustomArgParser
 from poptorch.data import background
 from poptorch.data.messages import Settings, Stop
 from poptorch.data.parcel import Parcel
+from poptorch.data.segments import members_of_group, remove_segments
 from poptorch.enums import SharingStrategy
 from poptorch.errors import createPoptorchError
 
@@ -35,10 +36,11 @@ START_METHODS = {
 }
 PATIENT_S = 10.0
 """How long an explicit ``terminate()`` waits for the item being loaded, and again after the interrupt."""
-BRISK_S = 0.15
+BRISK_S = 0.5
 """The same when nobody is left who could use the data: at exit, after Ctrl-C, for a dropped object."""
 
 _LIVENESS_CHECK_S = 0.5
+_KILLED_S = 0.5
 _STARVATION_WARNING_S = 60.0
 
 
@@ -231,9 +233,16 @@ def _interrupt(process: BaseProcess, lifeline: Connection) -> None:
 
 
 def _kill_group(leader: int | None) -> None:
-    if leader is not None and leader != os.getpgrp():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader, signal.SIGKILL)
+    if leader is None or leader == os.getpgrp():
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, 0)  # the usual case ends here: the group is gone
+        members = members_of_group(leader)
+        os.killpg(leader, signal.SIGKILL)
+        end = time.monotonic() + _KILLED_S
+        while members_of_group(leader) and time.monotonic() < end:
+            time.sleep(0.01)
+        remove_segments([leader, *members])
 
 
 def _signal_name(number: int) -> str:
