@@ -38,27 +38,34 @@ class Overrides(TorchFunctionMode):
 
 def _write_item(func: Callable[..., None], target: Tensor, key: Any, value: Any) -> None:
     """``target[key] = value``; a value that does not depend on the number of marked elements becomes a ``where``."""
-    mask = _mask(key)
-    if mask is None:
+    items = [_as_mask(item) for item in (key if isinstance(key, tuple) else (key,))]
+    first = _position_of_only_mask(items)
+    if first is None:
         func(target, key, value)
         return
-    rest = target.ndim - mask.ndim
+    mask = items[first]
+    rest = target.ndim - mask.ndim - first
     if isinstance(value, Tensor) and value.ndim == rest + 1 and value.shape[0] == 1:
         value = value.squeeze(0)
-    if isinstance(value, Tensor) and value.ndim <= rest:
-        whole = mask.reshape(mask.shape + (1,) * rest)
-        target.copy_(torch.where(whole, value.to(target.dtype), target))
+    fits = mask.shape == target.shape[first : first + mask.ndim]
+    if fits and not (isinstance(value, Tensor) and value.ndim > rest):
+        value = value.to(target.dtype) if isinstance(value, Tensor) else target.new_tensor(value)
+        whole = mask.reshape((1,) * first + mask.shape + (1,) * rest)
+        target.copy_(torch.where(whole, value, target))
     else:
-        func(target, mask, value)
+        func(target, tuple(items), value)
 
 
-def _mask(key: Any) -> Tensor | None:
-    """The key as a boolean mask, if it is one."""
-    if isinstance(key, tuple) and len(key) == 1:
-        key = key[0]
-    if isinstance(key, Tensor) and key.ndim > 0 and key.dtype in (torch.bool, torch.uint8):
-        return key.to(torch.bool)
-    return None
+def _as_mask(item: Any) -> Any:
+    """Tensors of bytes are masks; shape inference knows boolean ones only."""
+    return item.to(torch.bool) if isinstance(item, Tensor) and item.dtype is torch.uint8 else item
+
+
+def _position_of_only_mask(items: list[Any]) -> int | None:
+    """Where the mask is in a key like ``[mask]`` or ``[:, mask]``; ``None`` for any other key."""
+    *before, last = items
+    is_mask = isinstance(last, Tensor) and last.ndim > 0 and last.dtype is torch.bool
+    return len(before) if is_mask and all(isinstance(b, slice) and b == slice(None) for b in before) else None
 
 
 def _one_hot(func: Callable[..., Tensor], tensor: Tensor, num_classes: int = -1) -> Tensor:
