@@ -1,8 +1,8 @@
 """float16 on a CPU: a BERT-small training step and a convnet's inference.
 
-Each is measured three ways in one process, turn by turn: eager float16, ours in float16, ours in float32. The ratios that
-matter are printed last: how many times faster than eager float16 we are (reach: 10), and what float16 costs against our
-own float32 (reach: 0.7 of its speed).
+Each is measured three ways in one process, turn by turn: eager float16, ours in float16, ours in float32. The ratios
+that matter are printed last: how many times faster than eager float16 we are (reach: 10), and what float16 costs
+against our own float32 (reach: 0.7 of its speed).
 
     PYTHONPATH=src python bench/half.py [--rounds 5] [--threads 2]
 """

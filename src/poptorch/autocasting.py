@@ -61,15 +61,19 @@ class Policy:
         """
         if not options.Precision.autocast_enabled or not module.__dict__.get(_FLAG, False):
             return
+        wanted = self._type_of(module)
+        if wanted is not None:
+            module.to(wanted)
+
+    def _type_of(self, module: torch.nn.Module) -> torch.dtype | None:
         types = {p.dtype for p in module.parameters()} & {torch.float16, torch.float32}
         if len(types) > 1 and self._lists("promote", module):
-            module.float()
-        elif len(types) > 1 and self._lists("demote", module):
-            module.half()
-        elif self._lists("fp16", module):
-            module.half()
-        elif self._lists("fp32", module):
-            module.float()
+            return torch.float32
+        if len(types) > 1 and self._lists("demote", module):
+            return torch.float16
+        if self._lists("fp16", module):
+            return torch.float16
+        return torch.float32 if self._lists("fp32", module) else None
 
     def _lists(self, name: str, module: torch.nn.Module) -> bool:
         classes = tuple(entry for entry in getattr(self, name) if isinstance(entry, type))
@@ -155,11 +159,11 @@ def _close() -> None:
 def region_is_active() -> bool:
     """Whether the code that is being captured now lies in a region, and the innermost one is on."""
     context = ambient.current()
-    regions = context.extras.get(_REGIONS) if context is not None else None
+    regions: list[bool] = context.extras.get(_REGIONS, []) if context is not None else []
     return bool(regions) and regions[-1]
 
 
-class autocast:  # noqa: N801  (the name everybody uses)
+class autocast:
     """A region where operations get the types of the policy, or with ``False`` one where they do not.
 
     >>> @autocast()

@@ -1,10 +1,10 @@
 """Types of operations that mix float16 and float32, while a model is captured.
 
 By default PyTorch's promotion holds, as in the later releases of the original; operations that PyTorch refuses to mix
-(matrix products, convolutions) take the type of their activations, and parameters are cast to it. A model that asked for
-the tracing front end (``Jit.traceModel(True)``) or for ``FloatDowncastToHalf`` gets the rules of that front end: mixed
-operands become float16, and a float32 that the tracer could not tell from float16 (a constant, a created tensor, a
-requested cast) is *ambiguous* and takes the type of what it meets.
+(matrix products, convolutions) take the type of their activations, and parameters are cast to it. A model that asked
+for the tracing front end (``Jit.traceModel(True)``) or for ``FloatDowncastToHalf`` gets the rules of that front end:
+mixed operands become float16, and a float32 that the tracer could not tell from float16 (a constant, a created tensor,
+a requested cast) is *ambiguous* and takes the type of what it meets.
 
 Casts are made in two places. Above autograd (:class:`CastingMode`) where whole torch functions are seen: autocast
 regions, casts that users write. Below it (:class:`OperandCaster`) where every operation passes, also those that torch
@@ -105,6 +105,9 @@ class OperandCaster:
     def __call__(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """``run``, which does what the operation ``func`` does, with operands of matching types."""
         operands = [t for t in pytree.tree_leaves((args, kwargs)) if is_float(t)]
+        if _is_float_only(func) and any(t.dtype is HALF for t in operands):
+            args, kwargs = cast((args, kwargs), FLOAT, torch.ops.aten._to_copy.default)
+            return cast(run(*args, **kwargs), HALF, torch.ops.aten._to_copy.default)
         wanted = self._type_for(func, operands)
         if wanted is not None:
             args, kwargs = cast((args, kwargs), wanted, torch.ops.aten._to_copy.default)
@@ -138,6 +141,12 @@ class OperandCaster:
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.dtype is FLOAT:
                 mark_ambiguous(tensor)
+
+
+def _is_float_only(func: Any) -> bool:
+    """Decompositions and solvers, which PyTorch knows in float32 only."""
+    name = func._schema.name.removeprefix("aten::").removeprefix("_")
+    return name.startswith("linalg_") and name != "linalg_vector_norm"
 
 
 def _traced_type(operands: Sequence[torch.Tensor], rules: MixedTypes) -> torch.dtype:
@@ -184,14 +193,15 @@ def cast(structure: Any, dtype: torch.dtype, convert: Callable[..., torch.Tensor
 
 _CASTS = _names("to float type type_as half double bfloat16 int long short bool char byte")
 _LEFT_ALONE = _CASTS | _names(
-    """__get__ __set__ __delete__ __setitem__ __bool__ __len__ __int__ __float__ item tolist numpy backward register_hook
-    retain_grad size dim numel is_floating_point is_complex data_ptr stride detach requires_grad_ copy_ result_type
+    """__get__ __set__ __delete__ __setitem__ __bool__ __len__ __int__ __float__ item tolist numpy backward
+    register_hook retain_grad size dim numel is_floating_point is_complex data_ptr stride detach requires_grad_ copy_ result_type
     is_tensor can_cast get_device element_size is_contiguous contiguous _is_view untyped_storage storage_offset"""
 )
 
 
 _LAYERS = _names(
-    """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution"""
+    """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution
+    _convolution"""
 )
 """The first operand is the activation, and the others follow."""
 
@@ -314,7 +324,7 @@ def module_types(rules: MixedTypes) -> Iterator[None]:
             if opened:
                 autocasting.leave_module()
             if weights is not None:
-                module._flat_weights = weights
+                module.__dict__["_flat_weights"] = weights
                 module.__dict__.pop("_weights_have_changed", None)
 
     handles = [

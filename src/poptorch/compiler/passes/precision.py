@@ -56,8 +56,8 @@ def watch_gradients(program: Program, edge: float) -> GradientWatch:
     tracked = _tracked(program)
     if not tracked:
         raise backend_error(
-            "No tracked gradient tensors of type fp16 were found. Automatic loss scaling watches float16 gradients: make "
-            "(part of) the model half(), or switch setAutomaticLossScaling off."
+            "No tracked gradient tensors of type fp16 were found. Automatic loss scaling watches float16 gradients: "
+            "make (part of) the model half(), or switch setAutomaticLossScaling off."
         )
     totals: dict[Placement, fx.Node] = {}
     for node in tracked:
