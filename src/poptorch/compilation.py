@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,13 +35,15 @@ from poptorch.compiler.passes.outputs import narrow_result
 from poptorch.compiler.passes.precision import GradientWatch, record_partials, watch_gradients
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.pipeline import LOWERING, Pass, lower
-from poptorch.compiler.program import Program, Role
+from poptorch.compiler.program import Port, Program, Role
 from poptorch.compiler.update import UpdateProgram, build_update
 from poptorch.enums import CommGroupType, Liveness, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Anchor, Executable
+from poptorch.executable.grouping import ReplicaGrouping
 from poptorch.executable.loop import Loop
 from poptorch.executable.plan import Ordering, Plan, make_plan, whole_plan
+from poptorch.ops.planning import check_overlap
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
 
@@ -113,6 +115,9 @@ class CompileRequest:
     training: bool
     optimizer_spec: Any
     normalise: InputNormaliser
+    groups: Mapping[str, ReplicaGrouping] = field(default_factory=dict)
+    """Parameters whose value differs between groups of replicas."""
+
     placed: Callable[[int], None] | None = None
     """Told the number of IPUs of a replica as soon as it is known, before code is generated."""
 
@@ -126,11 +131,12 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     loop = loop_of(options, training)
     inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
     check_not_empty(collect_state(model))
-    recording = _capture(model, layout, inputs, options, training, optimizer_spec)
+    recording = _capture(model, layout, inputs, request)
     check_output_leaves(recording.output_structure)
     progress()
     program = to_program(recording, [spec.path for spec in layout.specs])
     program.numerics = Numerics.of(options._Popart.options)
+    _check_overlap(program, options)
     constants = _take_host_results(program, options)
     progress()
     anchors = _anchors(options, program, loop)
@@ -141,9 +147,10 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     if request.placed is not None:
         request.placed(ipus)
     plan = _plan(program, options, ipus)
-    level = level_for(program) if plan is None and loop.replicas == 1 else Level.INTERPRET
+    alone = plan is None and loop.replicas == 1 and not request.groups
+    level = level_for(program) if alone else Level.INTERPRET
     generated = generate_at(level, program, torch.get_num_threads())
-    if plan is None and loop.replicas > 1:
+    if plan is None and not alone:
         plan = whole_plan(program, generated)
     executable = Executable(
         program=program,
@@ -154,6 +161,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
         private_buffers=not options.broadcast_buffers and loop.replicas > 1,
         synthetic_data=int(options._Popart.options.get("syntheticDataMode", 0)),
         plan=plan,
+        groups=dict(request.groups),
         watch=watch,
     )
     if level is Level.AUTO:
@@ -163,7 +171,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     if training and program.gradients:
         accumulates = loop.gradient_accumulation > 1
         executable.update, used, executable.accumulator_types = _update(
-            program, recording, optimizer_spec, accumulates
+            program, recording, optimizer_spec, accumulates, request.groups
         )
         executable.running_mean = any(group.reduction.running for group in used.groups)
     progress()
@@ -184,10 +192,9 @@ def _capture(
     model: nn.Module,
     layout: ArgumentLayout,
     inputs: list[torch.Tensor],
-    options: Any,
-    training: bool,
-    optimizer_spec: Any,
+    request: CompileRequest,
 ) -> Recording:
+    options, training, optimizer_spec = request.options, request.training, request.optimizer_spec
     trained: set[int] = set()
     scaled = False
     if training:
@@ -197,7 +204,7 @@ def _capture(
     hooks.run_pre()
     try:
         with _only_the_error():
-            return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled))
+            return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled, frozenset(request.groups)))
     finally:
         hooks.run_post()
 
@@ -212,6 +219,11 @@ def _only_the_error() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+def _check_overlap(program: Program, options: Any) -> None:
+    inputs = {node: port.name for node, port in program.placeholders() if port.role is Role.INPUT}
+    check_overlap(program.graph, inputs, program.output_values()[: len(program.results)], options)
 
 
 def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
@@ -332,11 +344,11 @@ def _ordering(strategy: Any) -> Ordering:
 
 
 def _update(
-    program: Program, recording: Recording, spec: Any, accumulates: bool
+    program: Program, recording: Recording, spec: Any, accumulates: bool, groups: Mapping[str, ReplicaGrouping]
 ) -> tuple[UpdateProgram, Any, dict[str, torch.dtype]]:
     """The update program, the description of the optimizer without unused parameters, and accumulator types."""
     names = {id(recording.state[i].tensor): recording.state[i].name for i in recording.gradients}
-    ports = {p.name: (p.shape, p.dtype) for p in program.ports_of(Role.PARAMETER)}
+    ports = {p.name: (_stored_shape(p, groups), p.dtype) for p in program.ports_of(Role.PARAMETER)}
     used = restrict(spec, frozenset(names))
     members = [[names[id(p)] for p in group.parameters] for group in used.groups]
     types = {
@@ -349,6 +361,11 @@ def _update(
     if missing:
         logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
     return build_update(used, members, ports, types, program.numerics), used, types
+
+
+def _stored_shape(port: Port, groups: Mapping[str, ReplicaGrouping]) -> tuple[int, ...]:
+    """The shape of a parameter with all its values, of whatever group of replicas."""
+    return (groups[port.name].count, *port.shape) if port.name in groups else port.shape
 
 
 def restrict(spec: Any, parameters: frozenset[int]) -> Any:

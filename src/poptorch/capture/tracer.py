@@ -40,6 +40,7 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import createPoptorchError
+from poptorch.ops.third_party import ThirdPartyOps
 
 
 @dataclass
@@ -78,6 +79,8 @@ class Request:
 
     options: Any
     loss_scaled: bool = False
+    grouped: frozenset[str] = frozenset()
+    """Parameters with one row for each group of replicas."""
 
 
 def record(request: Request) -> Recording:
@@ -112,6 +115,8 @@ def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
 
 def _attempt(request: Request, real_values: bool, grad: bool | None = None) -> Recording:
     state = collect_state(request.model)
+    for entry in state:
+        entry.grouped = entry.name in request.grouped
     context = CaptureContext(options=request.options, training=request.training)
     fake_mode = None if real_values else FakeTensorMode(allow_non_fake_inputs=True)
     attempt = _Attempt(request, state, context, fake_mode, request.training if grad is None else grad)
@@ -189,7 +194,10 @@ class _Attempt:
         caster = OperandCaster(rules, parameters)
         recorder = Recorder(context, excludes, self._fake_mode is None, caster)
         args, kwargs = request.layout.rebuild(inputs)
-        with ambient.capturing(context), recorder, LossRecorder(), Overrides(), CastingMode(rules, precision):
+        seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision)
+        with ExitStack() as stack:
+            for mode in (ambient.capturing(context), recorder, *seen_calls):
+                stack.enter_context(mode)
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with replaced(self._state, state), plain_attributes_kept(request.model):
                 with _module_scopes(request), module_types(rules):
