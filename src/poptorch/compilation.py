@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,10 @@ from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, S
 
 STEPS = 4 + len(LOWERING)
 """Progress steps of one compilation: capture, functional form, the passes, updates, code."""
+
+_tracing = threading.RLock()
+"""Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because ``forward`` may
+call another wrapped model."""
 
 
 @dataclass
@@ -131,10 +136,11 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     loop = loop_of(options, training)
     inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
     check_not_empty(collect_state(model))
-    recording = _capture(model, layout, inputs, request)
-    check_output_leaves(recording.output_structure)
-    progress()
-    program = to_program(recording, [spec.path for spec in layout.specs])
+    with _tracing:
+        recording = _capture(model, layout, inputs, request)
+        check_output_leaves(recording.output_structure)
+        progress()
+        program = to_program(recording, [spec.path for spec in layout.specs])
     program.numerics = Numerics.of(options._Popart.options)
     _check_overlap(program, options)
     constants = _take_host_results(program, options)
@@ -170,9 +176,10 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     used = None
     if training and program.gradients:
         accumulates = loop.gradient_accumulation > 1
-        executable.update, used, executable.accumulator_types = _update(
-            program, recording, optimizer_spec, accumulates, request.groups
-        )
+        with _tracing:
+            executable.update, used, executable.accumulator_types = _update(
+                program, recording, optimizer_spec, accumulates, request.groups
+            )
         executable.running_mean = any(group.reduction.running for group in used.groups)
     progress()
     backend.debug("Finished Poplar compilation")

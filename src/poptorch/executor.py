@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,13 +25,14 @@ from poptorch.compilation import STEPS, Build, CompileRequest, compile_model
 from poptorch.compiler.codegen.native import generate_native
 from poptorch.compiler.passes.anchors import UPDATED, value_names
 from poptorch.compiler.program import Program
-from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode
+from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
+from poptorch.executable.grouping import ReplicaGrouping
 from poptorch.optim import SGD
 from poptorch.optimizer_link import OptimizerLink
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
-from poptorch.outputs import DeviceTensor
+from poptorch.outputs import DeviceTensor, ParameterView
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
@@ -70,6 +72,7 @@ class PoplarExecutor:
         self._build: Build | None = None
         self._engine: Engine | None = None
         self._device: device.Device | None = None
+        self._groups: dict[str, ReplicaGrouping] = {}
         self._host_weights_stale = False
         self._host_version = 0
         self._identity = object()
@@ -130,7 +133,31 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and "_model" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._model, name)
+        value = getattr(self._model, name)
+        if not self._training and isinstance(value, nn.Parameter):
+            return ParameterView.of(value, functools.partial(self.group_replicas, value))
+        return value
+
+    def group_replicas(self, parameter: nn.Parameter, kind: Any, size: int, retrieval: Any) -> None:
+        """What ``executor.<parameter>.replicaGrouping(...)`` does; to be called before compilation."""
+        kind, retrieval = CommGroupType(kind), VariableRetrievalMode(retrieval)
+        names = self._parameter_names()
+        name = names[id(parameter)]
+        if self._build is not None:
+            raise createPoptorchError(
+                f"Replica grouping of {name!r} after compilation: the program exists already. Call it before compile() "
+                "and before the first run, or destroy() the model first."
+            )
+        if parameter.dim() == 0:
+            raise createPoptorchError(
+                f"Scalars cannot be passed to replicaGrouping: {name!r} needs a first dimension that counts the groups."
+            )
+        if kind is CommGroupType.All:
+            self._groups.pop(name, None)
+            return
+        grouping = ReplicaGrouping(kind, size, self._options.replication_factor, retrieval)
+        grouping.check(name, tuple(parameter.shape))
+        self._groups[name] = grouping
 
     def __repr__(self) -> str:
         return module_repr(self._model)
@@ -218,6 +245,7 @@ class PoplarExecutor:
             self._training,
             self._link.spec if self._link is not None else None,
             normalise=self._normalise,
+            groups=self._groups,
             placed=self._attach if self._options.connection_type == ConnectionType.Always else None,
         )
         build = compile_model(request, progress.step)

@@ -31,6 +31,9 @@ class Owner(Protocol):
     def destroy(self) -> None:
         """Let go of the device and of the model."""
 
+    def group_replicas(self, parameter: Any, kind: Any, size: int, retrieval: Any) -> None:
+        """Let groups of replicas have values of their own for a parameter."""
+
     @property
     def weights_are_watched(self) -> bool:
         """Whether looking at weights counts as a use by the user."""
@@ -126,6 +129,12 @@ def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
             with torch._C.DisableTorchFunctionSubclass():
                 data = self.detach().clone() if copy else self.detach()
                 return nn.Parameter(data, self.requires_grad) if base is nn.Parameter else data
+
+        def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
+            """Let groups of ``shards`` replicas have values of their own: the rows of the first dimension."""
+            owner = reference()
+            if owner is not None:
+                owner.group_replicas(self, comm_group_type, shards, variable_retrieval_mode)
 
         def __repr__(self, *, tensor_contents: Any = None) -> str:
             _fetch(reference)

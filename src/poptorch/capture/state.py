@@ -36,6 +36,9 @@ class StateEntry:
     slots: list[tuple[nn.Module, str, str]] = field(repr=False)
     """The (module, attribute, full name) places that hold it."""
 
+    grouped: bool = False
+    """Whether the first dimension counts groups of replicas, which ``forward`` does not see."""
+
     @property
     def name(self) -> str:
         return self.names[0]
@@ -151,7 +154,7 @@ def stand_ins_for(
     """Fresh tensors for each entry; parameters stay parameters and keep their ``requires_grad``."""
     result: list[torch.Tensor] = []
     for entry in entries:
-        tensor = make(entry.tensor.detach())
+        tensor = make(entry.tensor.detach()[0] if entry.grouped else entry.tensor.detach())
         if entry.kind is StateKind.PARAMETER:
             wants_grad = entry.tensor.requires_grad and tensor.is_floating_point()
             tensor = nn.Parameter(tensor, requires_grad=wants_grad)

@@ -11,6 +11,7 @@ from poptorch.compiler.passes.precision import GradientWatch
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
 from poptorch.enums import OutputMode
+from poptorch.executable.grouping import ReplicaGrouping
 from poptorch.executable.loop import Loop
 from poptorch.executable.plan import Plan
 
@@ -51,6 +52,9 @@ class Executable:
     synthetic_data: int = 0
     native_after: int | None = None
     """After how many calls the program changes from interpreted to native code; ``None``: never."""
+
+    groups: dict[str, ReplicaGrouping] = field(default_factory=dict)
+    """Parameters whose value differs between groups of replicas."""
 
     plan: Plan | None = None
     """How the model is divided; ``None`` when it is one piece on one replica."""

@@ -24,8 +24,8 @@ class GradientAccumulator:
         self._totals: list[torch.Tensor] | None = None
         self._seen = 0
 
-    def add(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Take the gradients of one micro-batch."""
+    def add(self, gradients: Sequence[torch.Tensor], replica: int = 0) -> None:
+        """Take the gradients of one micro-batch; from which replica they come makes no difference."""
         gradients = [self._typed(n, g) for n, g in zip(self._names, gradients, strict=True)]
         if self._count == 1:
             self._totals = gradients
@@ -61,6 +61,59 @@ class GradientAccumulator:
         self._seen = 0
 
 
+class GroupedAccumulator:
+    """Like :class:`GradientAccumulator`, for parameters of which some differ between groups of replicas.
+
+    Gradients of such a parameter are added within each group only. The divisor of a mean is that of all other
+    parameters, the number of micro-batches on all replicas, so that the loss is the mean over all of them.
+    """
+
+    def __init__(self, executable: Executable, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._groups = executable.groups
+        steps = executable.loop.gradient_accumulation
+        self._running = executable.running_mean
+        self._common = GradientAccumulator(executable, [n for n in names if n not in self._groups])
+        self._rows = {
+            (name, row): GradientAccumulator(executable, [name], steps * grouping.members)
+            for name in names
+            if (grouping := self._groups.get(name)) is not None
+            for row in range(grouping.count)
+        }
+
+    def add(self, gradients: Sequence[torch.Tensor], replica: int) -> None:
+        """Take the gradients of one micro-batch on one replica."""
+        common = []
+        for name, gradient in zip(self._names, gradients, strict=True):
+            if name in self._groups:
+                self._rows[name, self._groups[name].group_of(replica)].add([gradient])
+            else:
+                common.append(gradient)
+        if common:
+            self._common.add(common)
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """The combined gradients by parameter name, with one row for each group where there are groups."""
+        result = self._common.take() if len(self._names) > len({name for name, _ in self._rows}) else {}
+        for name in self._names:
+            grouping = self._groups.get(name)
+            if grouping is not None:
+                rows = torch.stack([self._rows[name, row].take()[name] for row in range(grouping.count)])
+                result[name] = rows * (grouping.members / grouping.replicas) if self._running else rows
+        return result
+
+    def reset(self) -> None:
+        """Forget what was added since the last update."""
+        for accumulator in (self._common, *self._rows.values()):
+            accumulator.reset()
+
+
+def _accumulator(executable: Executable, names: Sequence[str]) -> GradientAccumulator | GroupedAccumulator:
+    if any(name in executable.groups for name in names):
+        return GroupedAccumulator(executable, names)
+    return GradientAccumulator(executable, names)
+
+
 class OrderedGradients:
     """Gradients that arrive in any order and are added by micro-batch, then by replica.
 
@@ -89,7 +142,8 @@ class _OrderedStage:
     """Early arrivals wait here until it is their turn."""
 
     def __init__(self, executable: Executable, names: Sequence[str]) -> None:
-        self._accumulator = GradientAccumulator(executable, names)
+        self._accumulator = _accumulator(executable, names)
+        self._replicas = executable.loop.replicas
         self._early: dict[int, Sequence[torch.Tensor]] = {}
         self._next = 0
         self._busy = False
@@ -107,8 +161,9 @@ class _OrderedStage:
                 if ready is None:
                     self._busy = False
                     return
+                replica = self._next % self._replicas
                 self._next += 1
-            self._accumulator.add(ready)
+            self._accumulator.add(ready, replica)
 
     def take(self) -> dict[str, torch.Tensor]:
         assert not self._early, f"{len(self._early)} gradients were never added"

@@ -108,7 +108,12 @@ class Engine:
         private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
         self._buffers = private if copies > 1 else private * self._loop.replicas
         if self.parallel is not None:
-            self.parallel.bind(Memory(lambda replica, name: self._by_name[name], self._buffer))
+            self.parallel.bind(Memory(self._replica_parameter, self._buffer))
+
+    def _replica_parameter(self, replica: int, name: str) -> torch.Tensor:
+        grouping = self.executable.groups.get(name)
+        whole = self._by_name[name]
+        return whole if grouping is None else whole[grouping.group_of(replica)]
 
     def _buffer(self, replica: int, name: str) -> torch.Tensor:
         return self._buffers[replica][self._buffer_names.index(name)]
