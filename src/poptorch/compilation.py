@@ -52,8 +52,8 @@ STEPS = 4 + len(LOWERING)
 """Progress steps of one compilation: capture, functional form, the passes, updates, code."""
 
 _tracing = threading.RLock()
-"""Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because ``forward`` may
-call another wrapped model."""
+"""Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because a compile hook may
+compile another model."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from poptorch import environment, instrumentation
+from poptorch import ambient, environment, instrumentation
 from poptorch._logging import backend, logger, set_repeat_limit
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
@@ -207,6 +207,11 @@ class PoplarExecutor:
             self._compile(call)
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> BoundCall:
+        if ambient.current() is not None:
+            raise createPoptorchError(
+                "A wrapped model was called inside the forward() of another one while that is compiled. Call the "
+                "plain module there (the wrapped one's .model): it becomes part of the outer program."
+            )
         call = self._signature.bind(args, kwargs)
         if self._traced:
             check_tracing_rules(call, self._signature)

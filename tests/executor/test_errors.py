@@ -377,3 +377,17 @@ def test_the_same_executor_recovers_from_bad_calls():
         with pytest.raises((poptorch.Error, AssertionError)):
             executor(*args)
         assert executor(one()).item() == 2
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_wrapped_model_inside_another(compiled_before):
+    inner = poptorch.inferenceModel(nn.Linear(1, 1))
+    if compiled_before:
+        inner(torch.ones(1, 1))
+    outer = poptorch.inferenceModel(Function(lambda x: inner(x) + 1))
+    with pytest.raises(poptorch.Error, match="inside the forward"):
+        outer(torch.ones(1, 1))
+    expected = inner.model(torch.ones(1, 1)).detach()
+    torch.testing.assert_close(inner(torch.ones(1, 1)), expected)
+    plain = poptorch.inferenceModel(Function(lambda x: inner.model(x) + 1))
+    torch.testing.assert_close(plain(torch.ones(1, 1)), expected + 1)
