@@ -165,7 +165,8 @@ def test_buffers_carry_state_inside_one_call() -> None:
 
 def test_batch_norm_statistics_follow_eager() -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None, affine=False))
+    last = nn.BatchNorm1d(3, momentum=0.3, affine=False)
+    network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Sigmoid(), last)
     model = WithLoss(network, F.mse_loss, 1)
     check_training(model, [(torch.randn(5, 4), torch.randn(5, 3)) for _ in range(3)])
     assert network[1].num_batches_tracked.item() == 3
