@@ -88,4 +88,34 @@ NOTES: tuple[Note, ...] = (
         "For hardware whose architecture name is not understood.",
         "Does not occur: an unknown `POPTORCH_SYSTEM` is an error that lists the known ones.",
     ),
+    Note(
+        "float16 with float32",
+        "2.6: float16 (tracing). From 3.0: PyTorch's promotion, layers take the type of their activations.",
+        "As from 3.0. `Jit.traceModel(True)` or `FloatDowncastToHalf`, said explicitly, bring the rules of 2.6.",
+    ),
+    Note(
+        "running statistics of a half module",
+        "float32 in 2.6 unless the option says otherwise; the type of the buffers from 3.1 on.",
+        "As in 2.6: `Precision.runningStatisticsAlwaysFloat`, on by default, decides.",
+    ),
+    Note(
+        "`child.autocast(False)` under an autocast parent",
+        "Documented to exclude the child, in fact without effect.",
+        "Excludes the child and what it contains.",
+    ),
+    Note(
+        "`promote` and `demote` of an autocast policy",
+        "Documented for mixed operands, in fact applied to all.",
+        "Only where operands are mixed.",
+    ),
+    Note(
+        "autocast and the dispatcher",
+        "Regions are ignored with `Jit.traceModel(False)`; functions written in Python never match a policy.",
+        "Regions always work, and every torch function is matched by its name.",
+    ),
+    Note(
+        "partial sums",
+        "`Precision.setPartialsType(torch.half)` loses precision.",
+        "The host sums in float32; the type is recorded for the cost model.",
+    ),
 )

@@ -194,8 +194,9 @@ def cast(structure: Any, dtype: torch.dtype, convert: Callable[..., torch.Tensor
 _CASTS = _names("to float type type_as half double bfloat16 int long short bool char byte")
 _LEFT_ALONE = _CASTS | _names(
     """__get__ __set__ __delete__ __setitem__ __bool__ __len__ __int__ __float__ item tolist numpy backward
-    register_hook retain_grad size dim numel is_floating_point is_complex data_ptr stride detach requires_grad_ copy_ result_type
-    is_tensor can_cast get_device element_size is_contiguous contiguous _is_view untyped_storage storage_offset"""
+    register_hook retain_grad size dim numel is_floating_point is_complex data_ptr stride detach requires_grad_ copy_
+    result_type is_tensor can_cast get_device element_size is_contiguous contiguous _is_view untyped_storage
+    storage_offset"""
 )
 
 
