@@ -28,6 +28,7 @@ from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.state import (
@@ -200,7 +201,7 @@ class _Attempt:
                 stack.enter_context(mode)
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with replaced(self._state, state), plain_attributes_kept(request.model):
-                with _module_scopes(request), module_types(rules):
+                with _module_scopes(request), module_types(rules), cumulative_norms(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
                 self._num_results = len(results)
