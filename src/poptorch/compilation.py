@@ -30,23 +30,26 @@ from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.codegen.interpret import generate
 from poptorch.compiler.codegen.levels import Level, calls_before_switch, generate_at, level_for
 from poptorch.compiler.numerics import Numerics
+from poptorch.compiler.opinfo import Sweep, info_of
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
 from poptorch.compiler.passes.constants import host_results
 from poptorch.compiler.passes.outputs import narrow_result
 from poptorch.compiler.passes.precision import GradientWatch, record_partials, watch_gradients
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.pipeline import LOWERING, Pass, lower
-from poptorch.compiler.program import Port, Program, Role
+from poptorch.compiler.program import Port, Program, Role, is_write
 from poptorch.compiler.update import UpdateProgram, build_update
 from poptorch.enums import CommGroupType, Liveness, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Anchor, Executable
 from poptorch.executable.grouping import ReplicaGrouping
+from poptorch.executable.locations import Category, Location, map_memory
 from poptorch.executable.loop import Loop
 from poptorch.executable.plan import Ordering, Plan, make_plan, whole_plan
+from poptorch.executable.sharding import is_divisible, shard_update
 from poptorch.ops.planning import check_overlap
 from poptorch.options.backend import resolve_derived
-from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
+from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
 
 STEPS = 4 + len(LOWERING)
 """Progress steps of one compilation: capture, functional form, the passes, updates, code."""
@@ -131,6 +134,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     """Capture the model with the arguments of the call and compile it."""
     model, options, training = request.model, request.options, request.training
     optimizer_spec = request.optimizer_spec
+    _check_loss_scaling(options, training)
     announce_partial_support(request.call)
     layout = ArgumentLayout(request.call)
     loop = loop_of(options, training)
@@ -152,6 +156,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     ipus = _check_placement(program, options, training, loop)
     if request.placed is not None:
         request.placed(ipus)
+    _announce(program, options)
     plan = _plan(program, options, ipus)
     alone = plan is None and loop.replicas == 1 and not request.groups
     level = level_for(program) if alone else Level.INTERPRET
@@ -181,6 +186,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
                 program, recording, optimizer_spec, accumulates, request.groups
             )
         executable.running_mean = any(group.reduction.running for group in used.groups)
+    _place_tensors(executable, options, used)
     progress()
     backend.debug("Finished Poplar compilation")
     written = [p.index for p in program.mutated() if p.role is Role.INPUT]
@@ -211,7 +217,8 @@ def _capture(
     hooks.run_pre()
     try:
         with _only_the_error():
-            return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled, frozenset(request.groups)))
+            grouped = frozenset(request.groups)
+            return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled, grouped))
     finally:
         hooks.run_post()
 
@@ -290,6 +297,14 @@ def _with_anchors(anchors: list[Anchor], options: Any, optimizer_spec: Any, watc
     return (*LOWERING[:-1], *steps, LOWERING[-1])
 
 
+def _check_loss_scaling(options: Any, training: bool) -> None:
+    if not training and options._Popart.options.get("automaticLossScalingSettings.enabled", False):
+        raise createPoptorchError(
+            "Automatic loss scaling is only supported for training: an inference model has no gradient to watch. Give "
+            " poptorch.inferenceModel options without setAutomaticLossScaling(True)."
+        )
+
+
 def _check_buffers(program: Program, options: Any, loop: Loop) -> None:
     written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)]
     if written and loop.replicas > 1 and options.broadcast_buffers:
@@ -319,6 +334,68 @@ def _check_placement(program: Program, options: Any, training: bool, loop: Loop)
     counting.check_stage_order(strategy, edges)
     used = [p.ipu for p in placements]
     return counting.ipus_per_replica(used) if used else 0
+
+
+def _announce(program: Program, options: Any) -> None:
+    """Log what the strategy implies and where each forward operation runs."""
+    if not backend.isEnabledFor(logging.DEBUG):
+        return
+    strategy, locations = options._execution_strategy, options.TensorLocations
+    given = [c.value for c in Category if locations.exists(c.value)]
+    for line in announcing.strategy_lines(strategy, given):
+        backend.debug("%s", line)
+    seen: dict[str, int] = {}
+    for node in program.operations():
+        info, value = info_of(node), node.meta.get("val")
+        if info.sweep is not Sweep.FORWARD or not isinstance(value, torch.Tensor) or is_write(node):
+            continue
+        name = _logged_name(node, info.scope, seen)
+        kind = f"{str(value.dtype).removeprefix('torch.')}({', '.join(map(str, value.shape))})"
+        backend.debug("%s [%s, %s]", name, kind, announcing.placement_of(strategy, info.placement))
+
+
+def _logged_name(node: torch.fx.Node, scope: str, seen: dict[str, int]) -> str:
+    """``layer/Mul:0`` for the first product of ``layer``, ``layer/Mul:0/1`` for the second."""
+    schema = getattr(node.target, "_schema", None)
+    base = schema.name.rpartition("::")[2] if schema is not None else node.name
+    name = f"{scope}/" * bool(scope) + "".join(word.capitalize() for word in base.split("_")) + ":0"
+    count = seen.get(name, 0)
+    seen[name] = count + 1
+    return f"{name}/{count}" if count else name
+
+
+def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None:
+    """Decide where tensors live, and cut the update where replicas own shards of the optimizer's state."""
+    settings, replicas = options.TensorLocations, executable.loop.replicas
+    phased = _ordering(options._execution_strategy).is_phased
+    executable.locations = {
+        c: Location.of(getattr(settings, c.value) if settings.exists(c.value) else {}, phased=phased) for c in Category
+    }
+    program, update = executable.program, executable.update
+    ports = {p.name: (_stored_shape(p, executable.groups), p.dtype) for p in program.ports_of(Role.PARAMETER)}
+    state = []
+    if update is not None:
+        for group, names in zip(optimizer.groups, update.parameters, strict=True):
+            made = group.rule.init_state([torch.empty(ports[n][0], dtype=ports[n][1], device="meta") for n in names])
+            for key, tensors in made.items():
+                state += [(f"{key}___{n}", n, t.numel(), t.itemsize) for n, t in zip(names, tensors, strict=True)]
+    executable.memory = map_memory(program, executable.plan, executable.locations, replicas, state)
+    location = executable.locations[Category.OPTIMIZER]
+    if update is None or not any(h.shards > 1 for h in executable.memory.homes if h.category is Category.OPTIMIZER):
+        return
+    if not is_divisible(optimizer, program.numerics):
+        backend.debug("The optimizer's state is sharded, but its update needs whole tensors: they are gathered first")
+        return
+    with _tracing:
+        executable.update_shards = shard_update(
+            optimizer,
+            update.parameters,
+            ports,
+            executable.accumulator_types,
+            program.numerics,
+            replicas,
+            lambda name, elements: name not in executable.groups and location.is_sharded(elements, replicas),
+        )
 
 
 def _plan(program: Program, options: Any, ipus: int) -> Plan | None:

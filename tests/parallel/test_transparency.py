@@ -10,6 +10,9 @@ from torch.utils import _pytree as pytree
 import poptorch
 
 
+MAIN = ("pipelined", "sharded", "serial phased", "parallel phased")
+
+
 def assert_same(left, right):
     left_leaves, left_spec = pytree.tree_flatten(left)
     right_leaves, right_spec = pytree.tree_flatten(right)
@@ -36,7 +39,7 @@ def references():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", MAIN)
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
 def test_training(kind, strategy, replicas, references):
     ipus, make = STRATEGIES[strategy]
@@ -47,8 +50,14 @@ def test_training(kind, strategy, replicas, references):
     assert_same(state, expected_state)
 
 
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in MAIN])
+@pytest.mark.parametrize("kind", [Perceptron, Convolutions], ids=lambda kind: kind.__name__)
+def test_training_with_other_divisions(kind, strategy, references):
+    test_training(kind, strategy, 1, references)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", MAIN)
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
 def test_inference(kind, strategy, replicas, references):
     ipus, make = STRATEGIES[strategy]

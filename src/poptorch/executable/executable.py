@@ -12,8 +12,10 @@ from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
 from poptorch.enums import OutputMode
 from poptorch.executable.grouping import ReplicaGrouping
+from poptorch.executable.locations import Category, Location, MemoryMap
 from poptorch.executable.loop import Loop
 from poptorch.executable.plan import Plan
+from poptorch.executable.sharding import UpdateShard
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class Executable:
     synthetic_data: int = 0
     native_after: int | None = None
     """After how many calls the program changes from interpreted to native code; ``None``: never."""
+
+    update_shards: list[UpdateShard] = field(default_factory=list)
+    """The update in pieces, where replicas own shards of the optimizer's state."""
+
+    locations: dict[Category, Location] = field(default_factory=lambda: {c: Location() for c in Category})
+    memory: MemoryMap = field(default_factory=MemoryMap)
+    """Which tensors are on chip, in streaming memory, in shards."""
 
     groups: dict[str, ReplicaGrouping] = field(default_factory=dict)
     """Parameters whose value differs between groups of replicas."""

@@ -20,6 +20,7 @@ from poptorch.runtime import schedule
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.loss_scale import LossScaler, Tally
+from poptorch.runtime.owners import update_shards
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
 from poptorch.runtime.stamps import SequentialStamps, Stamps
 from poptorch.runtime.streams import OutputStream
@@ -302,7 +303,11 @@ class Engine:
         params = [[self._by_name[name] for name in group] for group in update.parameters]
         grads = [[gradients[name] for name in group] for group in update.parameters]
         random = RandomSource(mix(self.seed or 0, self._position, _UPDATES))
-        update(params, grads, self.optimizer_state, self._hyper_now(), random)
+        shards = self.executable.update_shards
+        if shards:
+            update_shards(update, shards, self._by_name, gradients, self.optimizer_state, self._hyper_now())
+        else:
+            update(params, grads, self.optimizer_state, self._hyper_now(), random)
         self._weights_changed()
         self._rescale()
 

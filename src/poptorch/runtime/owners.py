@@ -1,0 +1,66 @@
+"""The weight update when the optimizer's state is sharded: every replica updates the elements that it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from poptorch.compiler.update import State, UpdateProgram
+from poptorch.executable.sharding import UpdateShard
+from poptorch.runtime.schedule import Job, Kind
+from poptorch.runtime.tasks import Task, TaskGraph
+from poptorch.runtime.workers import Share, run_tasks
+
+
+def update_shards(
+    whole: UpdateProgram,
+    shards: Sequence[UpdateShard],
+    parameters: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    states: Sequence[State],
+    hyper: Sequence[Mapping[str, torch.Tensor]],
+) -> None:
+    """Run all shards of an update, side by side. Gradients are already reduced: a slice of them is the scatter."""
+    prepared = [_arguments(whole, shard, parameters, gradients, states) for shard in shards]
+    graph = TaskGraph()
+    for index, shard in enumerate(shards):
+        graph.tasks.append(Task(index, Job(0, Kind.BACKWARD, 0), shard.owner, 0, None, 0))
+        graph.waits_for.append(set())
+
+    def execute(task: Task) -> None:
+        shards[task.index].update(*prepared[task.index], hyper)
+
+    run_tasks(graph, execute, Share.of(len(shards)))
+
+
+def _arguments(
+    whole: UpdateProgram,
+    shard: UpdateShard,
+    parameters: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    states: Sequence[State],
+) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]], list[State]]:
+    own_parameters, own_gradients, own_states = [], [], []
+    for names, state in zip(whole.parameters, states, strict=True):
+        mine = [name for name in names if name in shard.ranges]
+        own_parameters.append([_slice(parameters[name], shard.ranges[name]) for name in mine])
+        own_gradients.append([_slice(gradients[name], shard.ranges[name]) for name in mine])
+        own: State = {}
+        for key, tensors in state.items():
+            by_name = dict(zip(names, tensors, strict=True))
+            own[key] = [_state_slice(by_name[name], parameters[name], shard, name) for name in mine]
+        own_states.append(own)
+    return own_parameters, own_gradients, own_states
+
+
+def _slice(tensor: torch.Tensor, bounds: tuple[int, int]) -> torch.Tensor:
+    return tensor.reshape(-1)[bounds[0] : bounds[1]]
+
+
+def _state_slice(state: torch.Tensor, parameter: torch.Tensor, shard: UpdateShard, name: str) -> torch.Tensor:
+    start, stop = shard.ranges[name]
+    if state.shape == parameter.shape and state.dim():
+        return state.view(-1)[start:stop]
+    # A number for the whole tensor, such as a step count: the first owner's is the one that counts.
+    return state if start == 0 else state.clone()

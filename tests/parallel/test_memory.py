@@ -1,0 +1,198 @@
+"""What is kept, for how long, and where."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import pytest
+import torch
+from parallel_models import STRATEGIES, Perceptron, make_model, make_options, train
+from torch import nn
+
+import poptorch
+from poptorch.executable.locations import Category
+
+
+class Lifetimes:
+    """Counts the bytes of the values that stages send, from the moment they exist until nobody holds them."""
+
+    def __init__(self, executor):
+        self.live = self.peak = 0
+        self._lock = threading.Lock()
+        for stage in executor._engine.parallel.plan.stages:
+            stage.generated = _Watched(stage.generated, len(stage.description.sends), self)
+
+    def born(self, tensor):
+        size = tensor.numel() * tensor.element_size()
+        self._change(size)
+        weakref.finalize(tensor, self._change, -size)
+
+    def _change(self, size):
+        with self._lock:
+            self.live += size
+            self.peak = max(self.peak, self.live)
+
+
+class _Watched:
+    def __init__(self, generated, sends, lifetimes):
+        self._generated, self._sends, self._lifetimes = generated, sends, lifetimes
+        self.source = generated.source
+
+    def run(self, *args):
+        outputs = self._generated.run(*args)
+        for tensor in outputs[: self._sends]:
+            self._lifetimes.born(tensor)
+        return outputs
+
+
+class Deep(nn.Module):
+    """Two stages of four wide layers each: many activations inside a stage, one between the stages."""
+
+    def __init__(self, checkpoint=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.checkpoint = checkpoint
+
+    def forward(self, x, target):
+        for index, layer in enumerate(self.layers):
+            poptorch.Block.start(str(index // 4), ipu_id=index // 4)
+            x = torch.tanh(layer(x))
+            if self.checkpoint and index == 1:
+                x = poptorch.recomputationCheckpoint(x)
+        return nn.functional.mse_loss(x, target)
+
+
+def lifetimes_of(mode, model=None, accumulation=8):
+    torch.manual_seed(0)
+    model = Deep() if model is None else model
+    options = make_options(poptorch.PipelinedExecution(), accumulation=accumulation)
+    if mode is not None:
+        options._Popart.set("autoRecomputation", mode)
+    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = torch.randn(accumulation * 4, 64), torch.randn(accumulation * 4, 64)
+    executor.compile(*data)
+    lifetimes = Lifetimes(executor)
+    executor(*data)
+    return lifetimes, executor
+
+
+def test_recomputation_is_the_default_of_pipelines_and_memory_goes_down():
+    default, executor = lifetimes_of(None)
+    without, _ = lifetimes_of(0)
+    assert default.peak < without.peak
+    assert "run again" in "\n".join(executor.program.log)
+
+
+def test_nothing_outlives_the_call():
+    for mode in (0, 3):
+        lifetimes, executor = lifetimes_of(mode)
+        assert lifetimes.live == 0
+        assert executor._engine.parallel.residency.peak_stash_bytes > 0
+
+
+def test_the_peak_is_what_the_schedule_needs():
+    """Stage 0 is recomputed from the model's input, so only what stage 1 is working on is alive."""
+    lifetimes, executor = lifetimes_of(3)
+    plan = executor._engine.parallel.plan
+    per_micro_batch = sum(edge.num_bytes for edge in plan.edges)
+    assert lifetimes.peak <= 2 * per_micro_batch  # stage 1 keeps one, stage 0 is one ahead
+
+
+def test_each_checkpoint_adds_one_kept_tensor():
+    _, plain = lifetimes_of(None)
+    _, marked = lifetimes_of(None, Deep(checkpoint=True))
+
+    def kept_by_stage_0(executor):
+        plan = executor._engine.parallel.plan
+        return [e for e in plan.stashed if e.producer == 0 and max(e.consumers) == 3]
+
+    assert len(kept_by_stage_0(plain)) == 0  # the only input of stage 0 is the model's own
+    assert len(kept_by_stage_0(marked)) == 1
+
+
+# -- locations -----------------------------------------------------------------------------------------------------
+
+
+def with_locations(replicas=4, strategy=None, ipus=None, **settings):
+    options = make_options(strategy, accumulation=2, replicas=replicas)
+    for category, setting in settings.items():
+        getattr(options.TensorLocations, f"set{category}Location")(setting)
+    return options
+
+
+def sharded(minimum=2):
+    settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    return settings.minElementsForReplicatedTensorSharding(minimum)
+
+
+@pytest.mark.parametrize("optimizer", [poptorch.optim.AdamW, poptorch.optim.SGD, poptorch.optim.RMSprop])
+def test_each_replica_owns_and_updates_its_shard_of_the_optimizer_state(optimizer):
+    outputs, state, whole = train(Perceptron, None, with_locations(), optimizer=optimizer)
+    outputs_sharded, state_sharded, executor = train(
+        Perceptron, None, with_locations(Optimizer=sharded()), optimizer=optimizer
+    )
+    shards = executor._build.executable.update_shards
+    if executor._build.executable.memory.bytes_per_replica(Category.OPTIMIZER):  # plain SGD has no state
+        assert [s.owner for s in shards] == [0, 1, 2, 3]
+        assert shards[1].ranges["layers.0.weight"] == (16, 32)
+        full = whole._build.executable.memory.bytes_per_replica(Category.OPTIMIZER)
+        assert executor._build.executable.memory.bytes_per_replica(Category.OPTIMIZER) < 0.3 * full
+    for a, b in zip(outputs[-1], outputs_sharded[-1], strict=True):
+        torch.testing.assert_close(a, b)
+    for name, value in state.items():
+        torch.testing.assert_close(state_sharded[name], value)
+
+
+def test_the_optimizer_state_reads_whole():
+    model = make_model(Perceptron)
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.05)
+    options = with_locations(Optimizer=sharded())
+    executor = poptorch.trainingModel(model, options, optimizer)
+    executor(*Perceptron.data(16, torch.Generator().manual_seed(0)))
+    assert executor._build.executable.update_shards
+    state = optimizer.state_dict()["ipu_state"]
+    assert state["Accl1___layers.0.weight"].shape == (8, 8)
+    assert {int(v) for k, v in state.items() if k.startswith("Step")} == {1}
+
+
+def test_small_tensors_are_not_sharded():
+    executor = train(Perceptron, None, with_locations(Optimizer=sharded(minimum=64)))[2]
+    homes = {h.name: h for h in executor._build.executable.memory.homes}
+    assert homes["Accl1___layers.0.weight"].shards == 4
+    assert homes["Accl1___layers.0.bias"].shards == 1
+    assert homes["layers.0.weight"].shards == 1  # another category
+
+
+def test_an_update_with_norms_of_whole_tensors_is_not_cut():
+    executor = train(Perceptron, None, with_locations(Optimizer=sharded()), optimizer=poptorch.optim.LAMB)[2]
+    assert executor._build.executable.update_shards == []
+
+
+def test_phased_models_keep_weights_in_streaming_memory():
+    ipus, make = STRATEGIES["serial phased"]
+    executor = train(Perceptron, ipus, with_locations(1, make()))[2]
+    memory, residency = executor._build.executable.memory, executor._engine.parallel.residency
+    assert {h.name for h in memory.streaming()} >= {"layers.0.weight", "Accl1___layers.3.weight"}
+    assert memory.peak_on_chip() < memory.bytes_per_replica()
+    assert residency.loaded_bytes > 0
+    assert residency.stored_bytes == residency.loaded_bytes  # everything went back
+    assert set(residency.held.values()) == {None}
+
+
+def test_explicit_locations_win_over_the_strategy():
+    ipus, make = STRATEGIES["serial phased"]
+    on_chip = poptorch.TensorLocationSettings().useOnChipStorage(True)
+    settings = dict.fromkeys(("Weight", "Optimizer", "Accumulator", "Activation"), on_chip)
+    executor = train(Perceptron, ipus, with_locations(1, make(), **settings))[2]
+    assert executor._build.executable.memory.streaming() == []
+    assert executor._engine.parallel.residency.loaded_bytes == 0
+
+
+def test_off_chip_without_phases():
+    off = poptorch.TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(20)
+    executor = train(Perceptron, None, with_locations(1, Optimizer=off))[2]
+    names = {h.name for h in executor._build.executable.memory.streaming()}
+    assert "Accl1___layers.0.weight" in names
+    assert not any("bias" in name for name in names)
+    assert "streaming memory" in str(executor._build.executable.memory)
