@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import poptorch
@@ -185,3 +186,18 @@ def test_training_through_a_region_updates_float32_weights() -> None:
     change = before - module.layer.weight.detach()
     assert change.dtype is F
     torch.testing.assert_close(change, reference.layer.weight.grad, rtol=1e-2, atol=1e-3)
+
+
+def test_checkpointed_layers_are_cast_again() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.layer.autocast()
+
+        def forward(self, x, target):
+            y = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False)
+            return y, nn.functional.mse_loss(y.float(), target)
+
+    output, loss = poptorch.trainingModel(WithLoss())(torch.ones(2, 4), torch.zeros(2, 4))
+    assert (output.dtype, loss.dtype) == (H, F)

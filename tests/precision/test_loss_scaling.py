@@ -178,6 +178,13 @@ def test_no_float16_gradient_is_an_error() -> None:
         model(torch.ones(2, 4), torch.zeros(2, 4))
 
 
+def test_inference_has_nothing_to_scale() -> None:
+    options = poptorch.Options()
+    options.Training.setAutomaticLossScaling(True)
+    with pytest.raises(poptorch.Error, match="only supported for training"):
+        poptorch.inferenceModel(nn.ReLU(), options)(torch.ones(2))
+
+
 REDUCTIONS = [
     (poptorch.ReductionType.Sum, poptorch.MeanReductionStrategy.Post),
     (poptorch.ReductionType.Mean, poptorch.MeanReductionStrategy.Post),

@@ -200,8 +200,8 @@ class _Attempt:
             for mode in (ambient.capturing(context), recorder, *seen_calls):
                 stack.enter_context(mode)
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
-            with replaced(self._state, state), plain_attributes_kept(request.model):
-                with _module_scopes(request), module_types(rules), cumulative_norms(request.model):
+            with replaced(self._state, state), plain_attributes_kept(request.model), module_types(rules):
+                with _module_scopes(request), cumulative_norms(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
                 self._num_results = len(results)
