@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "instrumentation": {*FOUNDATION, "outputs"},
     "compilation": {*FOUNDATION, "options", "placement", "ops", "optim", "capture", "compiler", "executable"},
     "optimizer_link": {*FOUNDATION, "optim", "compiler", "compilation", "executable", "runtime"},
+    "inspection": {*FOUNDATION, "compiler", "compilation", "executable", "runtime"},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
 }

@@ -23,11 +23,11 @@ from poptorch.capture.state import collect_state
 from poptorch.capture.structure import unflatten
 from poptorch.compilation import STEPS, Build, CompileRequest, compile_model
 from poptorch.compiler.codegen.native import generate_native
-from poptorch.compiler.passes.anchors import UPDATED, value_names
 from poptorch.compiler.program import Program
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.grouping import ReplicaGrouping
+from poptorch.inspection import Inspection
 from poptorch.optim import SGD
 from poptorch.optimizer_link import OptimizerLink
 from poptorch.options import Options
@@ -36,11 +36,11 @@ from poptorch.outputs import DeviceTensor, ParameterView
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
-from poptorch.runtime import counters, device, gantt
+from poptorch.runtime import device, gantt
 from poptorch.runtime.engine import Engine
 
 
-class PoplarExecutor:
+class PoplarExecutor(Inspection):
     """A model wrapped for training or inference. Made by the two wrapping functions, not by users.
 
     Calling it runs the compiled program; whatever else is asked of it and it does not have is asked of the model.
@@ -599,68 +599,6 @@ class PoplarExecutor:
         if path is not None:
             gantt.save(path, ideal, measured)
         return gantt.as_text(ideal, measured)
-
-    def getTensorNames(self) -> list[str]:
-        """The names of all tensors of the compiled graph."""
-        assert self._build is not None, "Model must be compiled before calling getTensorNames"
-        program = self._build.executable.program
-        names = list(value_names(program))
-        if self._build.optimizer is not None:
-            parameters = [name for group in self._build.executable.update.parameters for name in group]  # type: ignore[union-attr]
-            names += [f"{UPDATED}{name}" for name in parameters]
-            names += [f"{UPDATED}model.{name}" for name in parameters]
-            names += sorted({n for group in self._build.optimizer.hyper() for n in group})
-        return names
-
-    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """The value that an anchored tensor had in the latest call."""
-        anchored = self._engine.anchored if self._engine is not None else {}
-        assert short_name in anchored, f"No tensor with name {short_name} found"
-        return anchored[short_name]
-
-    def cycleCount(self) -> int:
-        """Device cycles of the last run."""
-        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter"):
-            raise createPoptorchError(
-                "Cycle count logging is disabled. Please set option logCycleCount to True to enable."
-            )
-        if not self._ever_ran:
-            raise createPoptorchError("Please run the model at least once before obtaining cycle count.")
-        raise createPoptorchError(
-            "The IPU Model that predicts cycles is not part of this release: there is no cycle count to report"
-        )
-
-    def compilationTime(self) -> datetime.timedelta:
-        """How long the last compilation took."""
-        if self._build is None or self._compile_time is None:
-            raise createPoptorchError("Please compile the model before obtaining compilation time.")
-        if not self._options._show_compilation_progress_bar:
-            raise createPoptorchError(
-                "Please set showCompilationProgressBar option to obtain compilation time."
-            )
-        return self._compile_time
-
-    def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """Time stamps of the inputs and outputs of the last call."""
-        if self._engine is None:
-            return {key: [[]] for key in counters.EMPTY}
-        return self._engine.counters.as_dict()
-
-    def getHostIpuLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the request of an input to its delivery."""
-        return counters.latency(self.getPerfCounters(), "input", "input_complete")
-
-    def getComputeLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the last input to the last output."""
-        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=False)
-
-    def getIpuHostLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the first output to the delivery of the last."""
-        return counters.latency(self.getPerfCounters(), "output", "output_complete")
-
-    def getLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the request of an input to the delivery of the output."""
-        return counters.latency(self.getPerfCounters(), "input", "output_complete")
 
 
 class _Progress:

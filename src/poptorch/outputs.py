@@ -50,7 +50,7 @@ class DeviceTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.as_subclass(torch.Tensor).__deepcopy__(memo)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.as_subclass(torch.Tensor))
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
