@@ -130,7 +130,10 @@ class OptimizerLink:
             for scalar in group.variables:
                 for name in self._group_names(group)[:1]:
                     loaded = params.get(f"{scalar}___specific___{name}")
-                    if loaded is not None and scalar in hyper:
+                    if loaded is None or scalar not in hyper:
+                        continue
+                    # A state holds fewer digits than the attributes: equal values must not lose any.
+                    if not torch.equal(hyper[scalar].to(loaded.dtype), loaded.reshape(hyper[scalar].shape)):
                         hyper[scalar].copy_(loaded)
 
     def ran(self) -> None:
