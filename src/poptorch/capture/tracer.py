@@ -221,7 +221,10 @@ class _Attempt:
             return []
         recorder.enter_backward(autograd_nodes([loss.grad_fn] if loss.grad_fn is not None else []))
         root = torch.ones_like(loss) if not scale else scale[0].to(loss.dtype).expand(loss.shape)
-        loss.backward(root)
+        # What Tensor.backward does, without being a torch function: inside one, the modes that see whole functions are
+        # off, and checkpointed code, which runs again now, needs them.
+        engine = torch.autograd.Variable._execution_engine
+        engine.run_backward((loss,), (root,), False, False, (), allow_unreachable=True, accumulate_grad=True)
         gradients: list[torch.Tensor] = []
         for index, tensor in enumerate(state):
             if self._trained_states[index] and tensor.grad is not None:
