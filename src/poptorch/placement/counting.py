@@ -178,7 +178,7 @@ def check_inference_accumulation(strategy: ExecutionStrategy, gradient_accumulat
     if gradient_accumulation == 1:
         return
     hint = (
-        " To fill a pipeline in inference, use poptorch.Options().deviceIterations instead."
+        " Use poptorch.Options().deviceIterations instead to process several batches per call with pipelined execution."
         if _is_pipelined(strategy)
         else ""
     )
