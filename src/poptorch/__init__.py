@@ -58,6 +58,7 @@ from poptorch.placement import (
     ShardedExecution,
     Stage,
     removeBlocks,
+    autoPipeline,
 )
 
 # ops

@@ -9,7 +9,6 @@ from torch.utils import _pytree as pytree
 
 import poptorch
 
-
 MAIN = ("pipelined", "sharded", "serial phased", "parallel phased")
 
 

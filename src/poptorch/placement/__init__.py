@@ -1,5 +1,6 @@
 """Placement: which stage, phase and IPU each part of a model runs on."""
 
+from poptorch.placement.auto import Split, autoPipeline
 from poptorch.placement.blocks import (
     BeginBlock,
     Block,
@@ -39,6 +40,8 @@ __all__ = [
     "PipelinedExecution",
     "SerialPhasedExecution",
     "ShardedExecution",
+    "Split",
     "Stage",
+    "autoPipeline",
     "removeBlocks",
 ]

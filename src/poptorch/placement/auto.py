@@ -1,0 +1,317 @@
+"""Dividing a model into pipeline stages of equal weight, without a single annotation by hand."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedFakeTensorException
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from poptorch.ambient import Placement
+from poptorch.errors import createPoptorchError
+from poptorch.placement.blocks import BeginBlock, BlockHook
+from poptorch.placement.counting import MAX_IPUS_PER_PROCESS, pipeline_stages
+from poptorch.placement.strategies import PipelinedExecution
+
+_SECONDS_PER_FLOP, _SECONDS_PER_BYTE = 1 / 5e10, 1 / 1e10
+"""A host core of these days; only the ratio matters for the balance."""
+
+_MEMORY_SHARE = 0.25
+"""How much of a stage's load is its share of the weights; the rest is its share of the time."""
+
+_TOLERANCE = 1.05
+"""A split between larger modules is preferred if it is at most this much worse than the best one."""
+
+
+@dataclass(frozen=True)
+class AutoStagePart:
+    """One stage of an automatic split."""
+
+    ipu: int
+    first_module: str
+    """The module that the stage starts with; empty for the beginning of the model."""
+
+    time_share: float
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """What :func:`autoPipeline` decided; prints as a table."""
+
+    stages: tuple[AutoStagePart, ...]
+
+    @property
+    def balance(self) -> float:
+        """Average time of a stage divided by that of the slowest: 1 is perfect."""
+        slowest = max(stage.time_share for stage in self.stages)
+        return 1 / (len(self.stages) * slowest) if slowest else 1.0
+
+    def __str__(self) -> str:
+        width = max(len(stage.first_module) for stage in self.stages) or 1
+        width = max(width, len("starts with"))
+        lines = [f"IPU  {'starts with':<{width}}  {'time':>6}  {'weights':>10}"]
+        for s in self.stages:
+            name = s.first_module or "the model"
+            lines.append(f"{s.ipu:>3}  {name:<{width}}  {s.time_share:>6.1%}  {s.weight_bytes:>8} B")
+        lines.append(f"balance {self.balance:.0%}")
+        return "\n".join(lines)
+
+
+def autoPipeline(
+    model: nn.Module, num_ipus: int, example_inputs: Any, options: Any = None, *, verbose: bool = True
+) -> Split:
+    """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages take equal time.
+
+    ``example_inputs`` are the arguments of one micro-batch: a tensor, a tuple of arguments, or a dictionary of keyword
+    arguments. The cost of every module is modelled from its operations (arithmetic and memory traffic) on shapes alone,
+    nothing is computed. The split is printed and returned; :func:`poptorch.removeBlocks` takes it back.
+
+    >>> layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    >>> print(autoPipeline(layers, 2, torch.ones(8, 64), verbose=False))
+    IPU  starts with    time     weights
+      0  the model     50.0%     33280 B
+      1  2             50.0%     33280 B
+    balance 100%
+    """
+    _check(model, num_ipus, options)
+    visits, total = _walk(model, example_inputs)
+    points = _choose(visits, total, num_ipus)
+    starts = [_Visit("", None, 0, 0.0, 0), *points]
+    ends = [*points, _Visit("", None, 0, total.seconds, total.weights)]
+    stages = []
+    for ipu, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if start.module is not None:
+            BeginBlock(start.module, user_id=f"stage {ipu}", ipu_id=ipu)
+        share = (end.seconds - start.seconds) / total.seconds if total.seconds else 0.0
+        stages.append(AutoStagePart(ipu, start.name, share, end.weights - start.weights))
+    split = Split(tuple(stages))
+    if verbose:
+        print(split)
+        print(_advice(num_ipus))
+    return split
+
+
+def _advice(num_ipus: int) -> str:
+    needed = pipeline_stages(num_ipus, training=True)
+    return (
+        f"train with gradientAccumulation of at least {needed}, run inference with deviceIterations of at least "
+        f"{num_ipus}"
+    )
+
+
+def _check(model: nn.Module, num_ipus: int, options: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise createPoptorchError(f"autoPipeline divides a torch.nn.Module, not a {type(model).__name__}.")
+    if isinstance(num_ipus, bool) or not isinstance(num_ipus, int) or not 1 <= num_ipus <= MAX_IPUS_PER_PROCESS:
+        raise createPoptorchError(f"autoPipeline: num_ipus must be from 1 to {MAX_IPUS_PER_PROCESS}, not {num_ipus!r}.")
+    annotated = [
+        name
+        for name, module in model.named_modules()
+        if any(isinstance(hook, BlockHook) for hook in module._forward_pre_hooks.values())
+    ]
+    if annotated:
+        raise createPoptorchError(
+            f"autoPipeline: the model is annotated already ({', '.join(annotated)}). Call poptorch.removeBlocks(model) "
+            "first."
+        )
+    strategy = getattr(options, "_execution_strategy", None)
+    if strategy is None:
+        return
+    strategy = copy.deepcopy(strategy)  # it remembers every block that it is asked about
+    try:
+        placed = [strategy.place(f"stage {ipu}", ipu) for ipu in range(num_ipus)]
+    except AssertionError as why:
+        raise createPoptorchError(
+            "autoPipeline names its blocks 'stage 0', 'stage 1' …, which the strategy of the options does not know. "
+            f"Use poptorch.PipelinedExecution() or poptorch.ShardedExecution() without arguments. ({why})"
+        ) from why
+    if not isinstance(strategy, PipelinedExecution) or not all(isinstance(p, Placement) for p in placed):
+        raise createPoptorchError(
+            f"autoPipeline divides models for pipelined and sharded execution, not for {type(strategy).__name__}."
+        )
+
+
+# -- what each module costs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """The moment at which a module starts: what the model has done and how much of its weights it has met."""
+
+    name: str
+    module: nn.Module | None
+    depth: int
+    seconds: float
+    weights: int
+
+
+@dataclass
+class _Total:
+    seconds: float = 0.0
+    weights: int = 0
+
+
+class _Meter(TorchDispatchMode):
+    """Adds up what operations cost."""
+
+    def __init__(self, total: _Total) -> None:
+        super().__init__()
+        self._total = total
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        flops = count(*args, **(kwargs or {}), out_val=result) if count is not None else 0
+        tensors = [t for t in pytree.tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
+        moved = 0 if func.is_view else sum(t.numel() * t.element_size() for t in tensors)
+        self._total.seconds += flops * _SECONDS_PER_FLOP + moved * _SECONDS_PER_BYTE
+        return result
+
+
+def _walk(model: nn.Module, example_inputs: Any) -> tuple[list[_Visit], _Total]:
+    """Run the model on shapes and note when each module starts."""
+    try:
+        return _Walk(model).on_shapes(example_inputs)
+    except (UnsupportedFakeTensorException, RuntimeError, NotImplementedError):
+        # The model's Python needs values: run a copy of it for real.
+        return _Walk(model).on_values(example_inputs)
+
+
+class _Walk:
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names = {id(m): name for name, m in model.named_modules()}
+        self._total = _Total()
+        self._visits: list[_Visit] = []
+        self._calls: dict[str, int] = {}
+        self._met: set[int] = set()
+
+    def on_shapes(self, example_inputs: Any) -> tuple[list[_Visit], _Total]:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        state: dict[str, torch.Tensor] = dict(self._model.named_parameters())
+        state.update(self._model.named_buffers())
+        fakes = {name: mode.from_tensor(tensor.detach()) for name, tensor in state.items()}
+        args, kwargs = _arguments(pytree.tree_map_only(torch.Tensor, mode.from_tensor, example_inputs))
+        with torch.random.fork_rng(devices=[]), mode:
+            return self._run(lambda: torch.func.functional_call(self._model, fakes, args, kwargs), self._model)
+
+    def on_values(self, example_inputs: Any) -> tuple[list[_Visit], _Total]:
+        twin = copy.deepcopy(self._model)
+        self._names = {id(m): name for name, m in twin.named_modules()}
+        args, kwargs = _arguments(example_inputs)
+        with torch.random.fork_rng(devices=[]):
+            visits, total = self._run(lambda: twin(*args, **kwargs), twin)
+        own = dict(self._model.named_modules())
+        return [_Visit(v.name, own[v.name], v.depth, v.seconds, v.weights) for v in visits], total
+
+    def _run(self, call: Any, model: nn.Module) -> tuple[list[_Visit], _Total]:
+        handles = [m.register_forward_pre_hook(self._enter) for m in model.modules()]
+        try:
+            with torch.no_grad(), _Meter(self._total):
+                call()
+        finally:
+            for handle in handles:
+                handle.remove()
+        repeated = [name for name, count in self._calls.items() if count > 1]
+        single = [
+            v
+            for v in self._visits
+            if v.name and not any(v.name == r or v.name.startswith(f"{r}.") for r in repeated)
+        ]
+        return single, self._total
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self._names[id(module)]
+        self._calls[name] = self._calls.get(name, 0) + 1
+        depth = name.count(".") + 1 if name else 0
+        self._visits.append(_Visit(name, module, depth, self._total.seconds, self._total.weights))
+        for parameter in module.parameters(recurse=False):
+            # The size of a weight counts where it is first met; stand-ins of one weight share their storage.
+            key = id(parameter) if isinstance(parameter, FakeTensor) else parameter.data_ptr()
+            if key not in self._met:
+                self._met.add(key)
+                self._total.weights += parameter.numel() * parameter.element_size()
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+# -- where to cut --------------------------------------------------------------------------------------------------
+
+
+def _choose(visits: Sequence[_Visit], total: _Total, count: int) -> list[_Visit]:
+    """The ``count - 1`` cuts with the smallest heaviest stage; between modules as large as possible."""
+    candidates = _candidates(visits, total)
+    if len(candidates) < count - 1:
+        raise createPoptorchError(
+            f"autoPipeline cannot divide this model for {count} IPUs: only {len(candidates)} of its modules can begin "
+            "a stage (they must be called exactly once, after the first operation). Use fewer IPUs or annotate by hand."
+        )
+    options = []
+    for depth in sorted({v.depth for v in candidates}):
+        allowed = [v for v in candidates if v.depth <= depth]
+        if len(allowed) >= count - 1:
+            cuts = _partition([_load(v.seconds, v.weights, total) for v in allowed], count)
+            loads = [0.0, *(_load(allowed[c].seconds, allowed[c].weights, total) for c in cuts), 1.0]
+            heaviest = max(b - a for a, b in itertools.pairwise(loads))
+            options.append((heaviest, [allowed[c] for c in cuts]))
+    best = min(heaviest for heaviest, _ in options)
+    return next(cuts for heaviest, cuts in options if heaviest <= best * _TOLERANCE)
+
+
+def _candidates(visits: Iterable[_Visit], total: _Total) -> list[_Visit]:
+    """One module for each moment, the outermost, leaving out the very beginning and the very end."""
+    by_moment: dict[float, _Visit] = {}
+    for visit in visits:
+        if 0.0 < visit.seconds < total.seconds:
+            by_moment.setdefault(visit.seconds, visit)
+    return list(by_moment.values())
+
+
+def _load(seconds: float, weights: int, total: _Total) -> float:
+    time = seconds / total.seconds if total.seconds else 0.0
+    memory = weights / total.weights if total.weights else time
+    return (1 - _MEMORY_SHARE) * time + _MEMORY_SHARE * memory
+
+
+def _partition(positions: Sequence[float], count: int) -> list[int]:
+    """Indices of the ``count - 1`` positions on [0, 1] that cut it with the smallest longest piece.
+
+    >>> _partition([0.1, 0.3, 0.7, 0.8], 3)
+    [1, 2]
+    """
+    size = len(positions)
+    longest = [positions[i] for i in range(size)]  # of the pieces up to position i
+    back: list[list[int]] = []
+    for _ in range(count - 2):
+        nearer = [math.inf] * size
+        origin = [0] * size
+        for i in range(size):
+            for j in range(i):
+                piece = max(longest[j], positions[i] - positions[j])
+                if piece < nearer[i]:
+                    nearer[i], origin[i] = piece, j
+        longest = nearer
+        back.append(origin)
+    if count == 1:
+        return []
+    end = min(range(size), key=lambda i: max(longest[i], 1.0 - positions[i]))
+    cuts = [end]
+    for origin in reversed(back):
+        cuts.append(origin[cuts[-1]])
+    return cuts[::-1]
