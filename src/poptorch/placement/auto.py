@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedFakeTensorException
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -28,7 +28,7 @@ _SECONDS_PER_FLOP, _SECONDS_PER_BYTE = 1 / 5e10, 1 / 1e10
 _MEMORY_SHARE = 0.25
 """How much of a stage's load is its share of the weights; the rest is its share of the time."""
 
-_TOLERANCE = 1.05
+_TOLERANCE = 1.1
 """A split between larger modules is preferred if it is at most this much worse than the best one."""
 
 
@@ -162,17 +162,22 @@ class _Total:
 
 
 class _Meter(TorchDispatchMode):
-    """Adds up what operations cost."""
+    """Adds up what operations cost, and the weights that they are the first to use."""
 
-    def __init__(self, total: _Total) -> None:
+    def __init__(self, total: _Total, weights: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._total = total
+        self._unmet = {id(tensor): tensor for tensor in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         count = flop_registry.get(func._overloadpacket)
         flops = count(*args, **(kwargs or {}), out_val=result) if count is not None else 0
         tensors = [t for t in pytree.tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
+        for tensor in tensors:
+            weight = self._unmet.pop(id(tensor), None)
+            if weight is not None:
+                self._total.weights += weight.numel() * weight.element_size()
         moved = 0 if func.is_view else sum(t.numel() * t.element_size() for t in tensors)
         self._total.seconds += flops * _SECONDS_PER_FLOP + moved * _SECONDS_PER_BYTE
         return result
@@ -194,7 +199,6 @@ class _Walk:
         self._total = _Total()
         self._visits: list[_Visit] = []
         self._calls: dict[str, int] = {}
-        self._met: set[int] = set()
 
     def on_shapes(self, example_inputs: Any) -> tuple[list[_Visit], _Total]:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -203,21 +207,22 @@ class _Walk:
         fakes = {name: mode.from_tensor(tensor.detach()) for name, tensor in state.items()}
         args, kwargs = _arguments(pytree.tree_map_only(torch.Tensor, mode.from_tensor, example_inputs))
         with torch.random.fork_rng(devices=[]), mode:
-            return self._run(lambda: torch.func.functional_call(self._model, fakes, args, kwargs), self._model)
+            weights = [fakes[name] for name, _ in self._model.named_parameters()]
+            return self._run(lambda: torch.func.functional_call(self._model, fakes, args, kwargs), self._model, weights)
 
     def on_values(self, example_inputs: Any) -> tuple[list[_Visit], _Total]:
         twin = copy.deepcopy(self._model)
         self._names = {id(m): name for name, m in twin.named_modules()}
         args, kwargs = _arguments(example_inputs)
         with torch.random.fork_rng(devices=[]):
-            visits, total = self._run(lambda: twin(*args, **kwargs), twin)
+            visits, total = self._run(lambda: twin(*args, **kwargs), twin, list(twin.parameters()))
         own = dict(self._model.named_modules())
         return [_Visit(v.name, own[v.name], v.depth, v.seconds, v.weights) for v in visits], total
 
-    def _run(self, call: Any, model: nn.Module) -> tuple[list[_Visit], _Total]:
+    def _run(self, call: Any, model: nn.Module, weights: list[Any]) -> tuple[list[_Visit], _Total]:
         handles = [m.register_forward_pre_hook(self._enter) for m in model.modules()]
         try:
-            with torch.no_grad(), _Meter(self._total):
+            with torch.no_grad(), _Meter(self._total, weights):
                 call()
         finally:
             for handle in handles:
@@ -235,12 +240,6 @@ class _Walk:
         self._calls[name] = self._calls.get(name, 0) + 1
         depth = name.count(".") + 1 if name else 0
         self._visits.append(_Visit(name, module, depth, self._total.seconds, self._total.weights))
-        for parameter in module.parameters(recurse=False):
-            # The size of a weight counts where it is first met; stand-ins of one weight share their storage.
-            key = id(parameter) if isinstance(parameter, FakeTensor) else parameter.data_ptr()
-            if key not in self._met:
-                self._met.add(key)
-                self._total.weights += parameter.numel() * parameter.element_size()
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
