@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "momentum": {"momentum": 0.5, "eps": 1e-3},
     "cumulative": {"momentum": None},
 }
-SEQUENCE = normal(5, 3, 4)
+SEQUENCE = normal(2, 3, 4)
 RECURRENT: dict[str, type[nn.RNNBase]] = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
 RECURRENT_VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
