@@ -25,7 +25,7 @@ from poptorch.capture.arguments import (
 )
 from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
-from poptorch.capture.structure import Structure, check_output_leaves
+from poptorch.capture.structure import Structure, TensorLeaf, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.codegen.interpret import generate
 from poptorch.compiler.codegen.levels import Level, calls_before_switch, generate_at, level_for
@@ -51,8 +51,8 @@ from poptorch.ops.planning import check_overlap
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
 
-STEPS = 4 + len(LOWERING)
-"""Progress steps of one compilation: capture, functional form, the passes, updates, code."""
+STEPS = 5 + len(LOWERING)
+"""Progress steps of one compilation: capture, functional form, the passes and the anchors, code, update."""
 
 _tracing = threading.RLock()
 """Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because a compile hook may
@@ -75,6 +75,9 @@ class Build:
 
     optimizer: Any = None
     """Description of the optimizer, restricted to the parameters that a gradient reaches."""
+
+    def __post_init__(self) -> None:
+        self.returns_one_tensor = isinstance(self.output_structure, TensorLeaf)
 
 
 def loop_of(options: Any, training: bool) -> Loop:

@@ -86,6 +86,7 @@ class PoplarExecutor(Inspection):
         self._calls = 0
         self._normalise = InputNormaliser()
         self._traced = bool(self._options.Jit._tracing_requested)
+        self._offline = self._is_offline()
         self._options.Precision.autocast_policy.apply(model, self._options)
         if training:
             self._prepare_training(model, optimizer)
@@ -529,7 +530,7 @@ class PoplarExecutor(Inspection):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
-        assert self._options.connection_type != ConnectionType.Never, "Trying to run a model on an offline device"
+        assert not self._offline, "Trying to run a model on an offline device"
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
@@ -573,7 +574,7 @@ class PoplarExecutor(Inspection):
             (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
             for i, position in enumerate(build.result_positions)
         ]
-        return unflatten(build.output_structure, tensors)
+        return tensors[0] if build.returns_one_tensor else unflatten(build.output_structure, tensors)
 
     # -- looking inside ------------------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class Engine:
 
     def _random(self, tick: Tick) -> RandomSource:
         assert self.seed is not None
-        return RandomSource(mix(self.seed, self._position, tick.replica))
+        return RandomSource(self.seed, self._position, tick.replica)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class Engine:
         """One call: all device iterations, accumulation steps, replicas and weight updates. Returns the results."""
         if self.seed is None:
             self.seed = secrets.randbits(62)
+        if self._simple:
+            return self._run_once(inputs)
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            if self._simple:
-                return self._run_once(inputs)
             self._set_scale()
             self._tally.take()
             self._accumulator.reset()  # a call that failed may have left something
@@ -176,10 +176,17 @@ class Engine:
     def _run_once(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         counters, now = self.counters, time.perf_counter
         started = now()
-        random = self._random(Tick(0, 0, 0))
-        outputs = self._run_micro_batch(
-            self._parameters, self._buffers[0], self._constants, inputs, (), random
-        )
+        assert self.seed is not None
+        random = RandomSource(self.seed, self._position, 0)
+        grad_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # as torch.no_grad, without its Python frames
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                outputs = self._run_micro_batch(
+                    self._parameters, self._buffers[0], self._constants, inputs, (), random
+                )
+        finally:
+            torch._C._set_grad_enabled(grad_enabled)
         self._position += 1
         ended = now()
         counters.input = counters.input_complete = [started]
@@ -228,9 +235,8 @@ class Engine:
 
         def random(tick: Tick) -> RandomSource:
             assert self.seed is not None
-            return RandomSource(
-                mix(self.seed, first + tick.iteration * loop.gradient_accumulation + tick.step, tick.replica)
-            )
+            position = first + tick.iteration * loop.gradient_accumulation + tick.step
+            return RandomSource(self.seed, position, tick.replica)
 
         def update(gradients: Mapping[str, torch.Tensor]) -> None:
             nonlocal updates
@@ -302,7 +308,7 @@ class Engine:
         assert update is not None
         params = [[self._by_name[name] for name in group] for group in update.parameters]
         grads = [[gradients[name] for name in group] for group in update.parameters]
-        random = RandomSource(mix(self.seed or 0, self._position, _UPDATES))
+        random = RandomSource(self.seed or 0, self._position, _UPDATES)
         shards = self.executable.update_shards
         if shards:
             update_shards(update, shards, self._by_name, gradients, self.optimizer_state, self._hyper_now())

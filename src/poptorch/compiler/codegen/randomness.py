@@ -24,8 +24,15 @@ def mix(*words: int) -> int:
 class RandomSource:
     """The generators of one micro-batch on one replica: stream ``n`` gives the same numbers whenever it is asked."""
 
-    def __init__(self, key: int) -> None:
-        self.key = key
+    __slots__ = ("_words",)
+
+    def __init__(self, *words: int) -> None:
+        self._words = words  # hashed when asked for: most programs draw nothing
+
+    @property
+    def key(self) -> int:
+        """All that the numbers depend on, as one integer; ``RandomSource(key)`` draws the same."""
+        return mix(*self._words) if len(self._words) > 1 else self._words[0]
 
     def __call__(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix(self.key, stream))
