@@ -1,0 +1,281 @@
+"""Pipelines and replicas against ``torch.distributed.pipelining`` and ``DistributedDataParallel``, two gloo processes.
+
+    PYTHONPATH=src python bench/multi_ipu.py            # the table
+    PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
+
+Every row is one comparison in one run on the same work: the same model, the same global batch, the same optimizer.
+Ratios above one mean that we are faster. Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+MICRO_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a model and of one micro-batch."""
+
+    width: int
+    layers: int
+    rows: int
+    sequence: int = 0
+
+
+SHAPES = {"mlp": Shape(1024, 8, 64), "bert": Shape(256, 4, 8, 64)}
+QUICK = {"mlp": Shape(32, 8, 4), "bert": Shape(16, 4, 2, 8)}
+
+
+class Body(nn.Module):
+    """A chain of equal layers: what a pipeline divides evenly."""
+
+    def __init__(self, kind: str, shape: Shape) -> None:
+        super().__init__()
+        if kind == "mlp":
+            layers = [nn.Sequential(nn.Linear(shape.width, shape.width), nn.GELU()) for _ in range(shape.layers)]
+        else:
+            layers = [
+                nn.TransformerEncoderLayer(
+                    shape.width, 4, 4 * shape.width, dropout=0.0, activation="gelu", batch_first=True
+                )
+                for _ in range(shape.layers)
+            ]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Annotated(nn.Module):
+    """The body and its loss, divided into ``stages`` equal stages."""
+
+    def __init__(self, body: Body, stages: int) -> None:
+        super().__init__()
+        self.body = body
+        self.stages = stages
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        import poptorch
+
+        per_stage = len(self.body.layers) // self.stages
+        for index, layer in enumerate(self.body.layers):
+            if self.stages > 1 and index % per_stage == 0:
+                poptorch.Block.start(f"stage {index // per_stage}", ipu_id=index // per_stage)
+            x = layer(x)
+        return nn.functional.mse_loss(x, target)
+
+
+def batch(kind: str, shape: Shape, micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    size = (micro_batches * shape.rows, shape.width)
+    if kind == "bert":
+        size = (micro_batches * shape.rows, shape.sequence, shape.width)
+    return torch.randn(size, generator=generator), torch.randn(size, generator=generator)
+
+
+def seconds_per_step(step: Callable[[], object], steps: int) -> float:
+    """The median of some steps, after warming up."""
+    for _ in range(max(2, steps // 4)):
+        step()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+# -- ours ----------------------------------------------------------------------------------------------------------
+
+
+def ours(
+    kind: str,
+    shape: Shape,
+    steps: int,
+    *,
+    stages: int = 1,
+    replicas: int = 1,
+    micro_batches: int,
+    recompute: bool = True,
+) -> float:
+    import poptorch
+
+    torch.manual_seed(0)
+    model = Annotated(Body(kind, shape), stages)
+    options = poptorch.Options().replicationFactor(replicas).autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(micro_batches // replicas)
+    if not recompute:
+        options._Popart.set("autoRecomputation", 0)
+    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1e-3))
+    data = batch(kind, shape, micro_batches)
+    try:
+        return seconds_per_step(lambda: executor(*data), steps)
+    finally:
+        executor.destroy()
+
+
+# -- peers, each in two processes of this file ---------------------------------------------------------------------
+
+
+def pipelining_worker(kind: str, shape: Shape, steps: int) -> float:
+    """One of two processes of ``torch.distributed.pipelining`` with the 1F1B schedule."""
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    body = Body(kind, shape)
+    half = len(body.layers) // 2
+    part = nn.Sequential(*body.layers[rank * half : (rank + 1) * half])
+    x, target = batch(kind, shape, MICRO_BATCHES)
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(part.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=target)
+        optimizer.step()
+        dist.barrier()
+
+    return seconds_per_step(step, steps)
+
+
+def ddp_worker(kind: str, shape: Shape, steps: int) -> float:
+    """One of two processes of ``DistributedDataParallel``; gradients are exchanged once per update."""
+    import contextlib
+
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Annotated(Body(kind, shape), 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    half = MICRO_BATCHES // 2
+    x, target = (t.chunk(2)[dist.get_rank()].chunk(half) for t in batch(kind, shape, MICRO_BATCHES))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for index in range(half):
+            with contextlib.nullcontext() if index == half - 1 else model.no_sync():
+                (model(x[index], target[index]) / half).backward()
+        optimizer.step()
+
+    return seconds_per_step(step, steps)
+
+
+def eager(kind: str, shape: Shape, steps: int) -> float:
+    """The same work in one process with all cores inside operations."""
+    torch.manual_seed(0)
+    model = Annotated(Body(kind, shape), 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x, target = (t.chunk(MICRO_BATCHES) for t in batch(kind, shape, MICRO_BATCHES))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for inputs, wanted in zip(x, target, strict=True):
+            (model(inputs, wanted) / MICRO_BATCHES).backward()
+        optimizer.step()
+
+    return seconds_per_step(step, steps)
+
+
+def two_processes(worker: str, kind: str, quick: bool, steps: int) -> float:
+    """Start this file twice under gloo; the slower process counts."""
+    port = 29500 + os.getpid() % 500
+    command = [sys.executable, __file__, "--worker", worker, "--kind", kind, "--steps", str(steps)]
+    command += ["--quick"] if quick else []
+    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    base["OMP_NUM_THREADS"] = "1"
+    processes = [
+        subprocess.Popen(command, env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in (0, 1)
+    ]
+    try:
+        outputs = [p.communicate(timeout=600)[0] for p in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    if any(p.returncode for p in processes):
+        raise RuntimeError(f"{worker} failed")
+    return max(float(output.split()[-1]) for output in outputs)
+
+
+def run_worker(name: str, kind: str, shape: Shape, steps: int) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        print({"pipelining": pipelining_worker, "ddp": ddp_worker}[name](kind, shape, steps))
+    finally:
+        dist.destroy_process_group()
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def row(name: str, mine: float, other: float, wanted: float) -> None:
+    ratio = other / mine
+    mark = "" if ratio >= wanted else "  (short of the goal)"
+    print(f"{name:<58} {mine * 1e3:>9.2f} {other * 1e3:>9.2f} {ratio:>7.2f}x  goal {wanted:.2f}x{mark}", flush=True)
+
+
+def table(quick: bool, steps: int) -> None:
+    shapes = QUICK if quick else SHAPES
+    print(f"{'ms per step':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
+    for kind, shape in shapes.items():
+        pipeline = ours(kind, shape, steps, stages=2, micro_batches=MICRO_BATCHES)
+        kept = ours(kind, shape, steps, stages=2, micro_batches=MICRO_BATCHES, recompute=False)
+        single = ours(kind, shape, steps, micro_batches=MICRO_BATCHES)
+        peer = two_processes("pipelining", kind, quick, steps)
+        row(f"{kind}: 2 stages against torch pipelining", pipeline, peer, 1.5)
+        row(f"{kind}: 2 stages, nothing recomputed, same", kept, peer, 1.5)
+        row(f"{kind}: 2 stages against our one IPU", pipeline, single, 1.0)
+        row(f"{kind}: 2 stages, nothing recomputed, same", kept, single, 1.0)
+        replicated = ours(kind, shape, steps, replicas=2, micro_batches=MICRO_BATCHES)
+        row(f"{kind}: 2 replicas against DDP", replicated, two_processes("ddp", kind, quick, steps), 1.3)
+        row(f"{kind}: 2 replicas against eager, one process", replicated, eager(kind, shape, steps), 1.0)
+        many = 4 * MICRO_BATCHES  # a pipeline of 4 stages needs 7 micro-batches on each of 4 replicas
+        sixteen = ours(kind, shape, steps, stages=4, replicas=4, micro_batches=many)
+        one = ours(kind, shape, steps, micro_batches=many)
+        row(f"{kind}: 16 IPUs (4 stages x 4 replicas) against 1", sixteen, one, 0.85)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak memory of this process: {peak:.0f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="tiny models, few steps: only to see that it runs")
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--worker", choices=("pipelining", "ddp"), help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    steps = arguments.steps or (3 if arguments.quick else 20)
+    if arguments.worker is None:
+        table(arguments.quick, steps)
+    else:
+        shape = (QUICK if arguments.quick else SHAPES)[arguments.kind]
+        run_worker(arguments.worker, arguments.kind, shape, steps)
+
+
+if __name__ == "__main__":
+    main()
