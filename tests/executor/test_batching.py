@@ -1,8 +1,9 @@
-"""What one call computes, for every output mode and loop nest, against a plain eager loop (spec: executor §5.4, §6, §7)."""
+"""What one call computes, for every output mode and loop nest, against a plain eager loop (executor §5.4, §6, §7)."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -67,7 +68,12 @@ loops = st.tuples(
 
 
 @settings(max_examples=40, deadline=None)
-@given(loop=loops, training=st.booleans(), reduction=st.sampled_from([ReductionType.Mean, ReductionType.Sum]), data=st.data())
+@given(
+    loop=loops,
+    training=st.booleans(),
+    reduction=st.sampled_from([ReductionType.Mean, ReductionType.Sum]),
+    data=st.data(),
+)
 def test_every_loop_and_mode_equals_the_eager_loop(loop, training, reduction, data):
     d, g, r, rows, mode = loop
     g = g if training else 1
@@ -175,7 +181,7 @@ def test_losses_fall_within_one_call():
     x, target = torch.ones(200, 2), torch.ones(200, 3)
     _, losses, _ = executor(x, target)
     means = losses.view(4, 50).mean(1)
-    assert all(a > b for a, b in zip(means, means[1:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(means))
 
 
 @pytest.mark.parametrize("mode", list(OutputMode))
@@ -186,7 +192,8 @@ def test_counters_have_one_stamp_per_transfer(mode):
     options.outputMode(mode, 2 if mode is OutputMode.EveryN else None)
     model = Net()
     executor = poptorch.trainingModel(model, options)
-    assert executor.getPerfCounters() == dict.fromkeys(["input", "input_complete", "output", "output_complete"], [[]])
+    events = ("input", "input_complete", "output", "output_complete")
+    assert executor.getPerfCounters() == {name: [[]] for name in events}
     assert executor.getLatency() == (0.0, 0.0, 0.0)
     executor(torch.randn(d * g * r, 2), torch.randn(d * g * r, 3))
     stamps = executor.getPerfCounters()

@@ -96,7 +96,7 @@ def test_load_state_dict_uploads_when_attached(linear, batch):
     executor(batch[0])
     zeros = {k: torch.zeros_like(v) for k, v in linear.state_dict().items()}
     result = executor.load_state_dict(zeros)
-    assert result.missing_keys == [] and result.unexpected_keys == []
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert not executor(batch[0]).any()
 
 
@@ -180,7 +180,7 @@ def test_tied_parameters_stay_tied_over_attach_and_detach(batch):
         losses.append(executor(batch[0]).item())
         executor.detachFromDevice()
         executor.attachToDevice()
-    assert losses == sorted(losses, reverse=True) and len(set(losses)) == 5
+    assert losses == sorted(set(losses), reverse=True)
     state = model.state_dict()
     assert state["a.weight"].data_ptr() == state["b.weight"].data_ptr()
 
@@ -190,7 +190,8 @@ class TestInstrumentation:
         original = type(linear)
         executor = poptorch.trainingModel(linear)
         assert type(linear).__name__ == "PoptorchLinearWithLoss"
-        assert isinstance(linear, original) and isinstance(linear.fc.weight, nn.Parameter)
+        assert isinstance(linear, original)
+        assert isinstance(linear.fc.weight, nn.Parameter)
         executor(*batch)
         executor.destroy()
         assert type(linear) is original
@@ -234,7 +235,7 @@ class TestInstrumentation:
 
     def test_second_wrap_is_refused_until_destroyed(self, linear, batch):
         executor = poptorch.trainingModel(linear)
-        with pytest.raises(RuntimeError, match="Model has already been wrapped in 'poptorch.trainingModel'"):
+        with pytest.raises(RuntimeError, match="Model has already been wrapped in"):
             poptorch.trainingModel(linear)
         with pytest.raises(RuntimeError, match=r"Call model.destroy\(\)"):
             poptorch.trainingModel(executor)

@@ -46,7 +46,10 @@ def test_a_chain_of_setters_passes(tmp_path):
     _validateOptions(opts.outputMode(poptorch.OutputMode.Final).toDict())
 
 
-@pytest.mark.parametrize("row", [row for row in OPTIONS if row.group != "TensorLocationSettings"], ids=lambda row: row.qualified_name)
+ROWS = [row for row in OPTIONS if row.group != "TensorLocationSettings"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.qualified_name)
 def test_whatever_the_setters_store_is_known_to_the_backend(row, monkeypatch):
     opts = ready()
     owner = "opts" if row.group == "Options" else f"opts.{row.group}"

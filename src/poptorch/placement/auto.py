@@ -204,7 +204,7 @@ class _Walk:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         state: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         state.update(self._model.named_buffers())
-        fakes = {name: mode.from_tensor(tensor.detach()) for name, tensor in state.items()}
+        fakes: dict[str, torch.Tensor] = {n: mode.from_tensor(t.detach()) for n, t in state.items()}
         args, kwargs = _arguments(pytree.tree_map_only(torch.Tensor, mode.from_tensor, example_inputs))
         with torch.random.fork_rng(devices=[]), mode:
             weights = [fakes[name] for name, _ in self._model.named_parameters()]
