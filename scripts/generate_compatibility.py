@@ -34,6 +34,7 @@ EFFECTS = {
     "host": "has its effect here",
     "modelled": "changes what the IPU Model predicts, not what the host computes",
     "none": "accepted and stored; no effect on the host and none on the model",
+    "later": "accepted, stored and checked; the part that acts on it is not there yet, and compiling with it warns",
 }
 
 IMPORTED_EXPLICITLY = ("testing",)
@@ -68,11 +69,9 @@ def introduction() -> str:
 <!-- Written by `make compatibility` from the code and from scripts/compat_notes.py: edit these instead. -->
 
 What exists in `poptorch` {poptorch.__version__}, taken from the code. What is not listed is not there."""
-    if not hasattr(poptorch, "trainingModel"):
-        text += """
-
-**Models cannot be wrapped yet**: options are checked and stored, and their effects come with the executor."""
-    return text
+    return (
+        text + " The IPU Model itself comes with a later release: until then *modelled* options are stored and checked."
+    )
 
 
 def differences() -> str:

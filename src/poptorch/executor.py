@@ -32,6 +32,7 @@ from poptorch.optim import SGD
 from poptorch.optimizer_link import OptimizerLink
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
+from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
 from poptorch.outputs import DeviceTensor, ParameterView
 from poptorch.placement import counting
 from poptorch.printing import module_repr
@@ -223,6 +224,9 @@ class PoplarExecutor(Inspection):
         validate_options(self._options.toDict())
         announce_precision(self._options.Precision)
         set_repeat_limit(self._options.max_repeat_logs)
+        mention_unfinished(self._options)
+        if self._training:
+            refuse_distributed_training(self._options)
         self._check_target()
         self._take_model()
         try:

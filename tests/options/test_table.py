@@ -132,7 +132,7 @@ def test_unknown_arguments_are_a_type_error_that_names_the_method(row):
 
 @ROWS
 def test_the_row_says_what_happens_on_virtual_ipus(row):
-    assert row.effect in ("host", "modelled", "none")
+    assert row.effect in ("host", "modelled", "none", "later")
     assert row.effect_note
     assert row.doc
 

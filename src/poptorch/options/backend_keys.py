@@ -185,8 +185,8 @@ _MAP = (
 )
 
 _EFFECTS: dict[str, tuple[Effect, str]] = {
-    "accumulationFactor": ("host", "the number of micro-batches in a weight update"),
-    "accumulationAndReplicationReductionType": ("host", "how gradients are combined"),
+    "accumulationFactor": ("none", "use Options.Training.gradientAccumulation"),
+    "accumulationAndReplicationReductionType": ("none", "use Options.Training.accumulationAndReplicationReductionType"),
     "meanAccumulationAndReplicationReductionStrategy": ("host", "when the division of a mean takes place"),
     "autoRecomputation": ("host", "which activations are computed again in the backward pass"),
     "automaticLossScalingSettings.enabled": ("host", "the loss scale is adapted while training"),
@@ -194,12 +194,12 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
     "automaticLossScalingSettings.thresholdUpperCountProportion": ("host", "how many may be too large"),
     "automaticLossScalingSettings.updatePeriod": ("host", "how often the loss scale is adapted"),
     "automaticLossScalingSettings.gradientTensorTrackingMethod": ("host", "which gradients are looked at"),
-    "cachePath": ("host", "the directory of the executable cache"),
-    "enableEngineCaching": ("host", "whether executables are cached"),
+    "cachePath": ("later", "the directory of the executable cache"),
+    "enableEngineCaching": ("later", "whether executables are cached"),
     "constantWeights": ("none", "weights can always be changed between runs here"),
     "enableFloatingPointChecks": ("host", "overflows and invalid operations raise"),
     "enableStochasticRounding": ("host", "float16 results are rounded at random"),
-    "engineOptions": ("host", "memory checks and reports are honoured, layout hints are not needed"),
+    "engineOptions": ("later", "memory checks and reports; layout hints are not needed"),
     "reportOptions": ("none", "the report of this package has no variants"),
     "syntheticDataMode": ("host", "inputs are generated instead of transferred"),
     "instrumentWithHardwareCycleCounter": ("modelled", "cycles are computed by the IPU Model"),
@@ -211,7 +211,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
     "numIOTiles": ("modelled", "tiles set aside for input and output"),
     "updatableNamedBuffers": ("host", "buffers that can be refreshed on their own"),
     "virtualGraphMode": ("none", "blocks and stages say where operations run"),
-    "logDir": ("host", "the directory of log files; prefer Options.logDir"),
+    "logDir": ("later", "the directory of log files; prefer Options.logDir"),
     "patterns": ("none", "rewrite patterns of the original's compiler"),
 }
 

@@ -18,6 +18,7 @@ _EFFECT_WORDS = {
     "host": "Effect",
     "modelled": "Effect (IPU Model only)",
     "none": "No effect on virtual IPUs",
+    "later": "No effect yet",
 }
 
 

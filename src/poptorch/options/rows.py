@@ -25,7 +25,8 @@ ABSENT: Final = _Marker("ABSENT")
 REQUIRED: Final = inspect.Parameter.empty
 """The default of a parameter that must be given."""
 
-Effect = Literal["host", "modelled", "none"]
+Effect = Literal["host", "modelled", "none", "later"]
+"""``later``: stored and checked, but the part of the package that acts on it is not there yet; a warning says so."""
 Store = Literal["container", "popart", "python"]
 
 
