@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parallel_models import MODELS, STRATEGIES, Convolutions, Language, Perceptron, infer, make_options, train
+from parallel_models import MODELS, STRATEGIES, Convolutions, Feedback, Language, Perceptron, infer, make_options, train
 from torch.utils import _pytree as pytree
 
 import poptorch
@@ -63,6 +63,16 @@ def test_inference(kind, strategy, replicas, references):
     outputs, executor = infer(kind, ipus, make_options(make(), iterations=5, accumulation=1, replicas=replicas))
     assert len(executor._engine.parallel.plan.parts) > 1
     assert_same(outputs, references("infer", kind, replicas))
+
+
+@pytest.mark.parametrize("strategy", MAIN)
+def test_a_buffer_that_flows_back(strategy, references):
+    ipus, make = STRATEGIES[strategy]
+    outputs, state, executor = train(Feedback, ipus, make_options(make(), iterations=2))
+    expected_outputs, expected_state = references("train", Feedback, 1)
+    assert [(c.reader, c.writer) for c in executor._engine.parallel.plan.carried] == [(0, 3)]
+    assert_same(outputs, expected_outputs)
+    assert_same(state, expected_state)
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2, 3, 4])

@@ -1,0 +1,124 @@
+"""Cutting programs into pieces, and recomputation, seen from the graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch.compiler.opinfo import info_of
+from poptorch.compiler.passes.stages import Division, partition, split
+
+
+class Chain(nn.Module):
+    def __init__(self, ipus):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in ipus)
+        self.ipus = ipus
+
+    def forward(self, x, target=None):
+        for index, (layer, ipu) in enumerate(zip(self.layers, self.ipus, strict=True)):
+            poptorch.Block.start(str(index), ipu_id=ipu)
+            x = torch.relu(layer(x))
+        return x if target is None else nn.functional.mse_loss(x, target)
+
+
+def inference_program(ipus):
+    """The program in one piece, although it is annotated: cut by the tests themselves."""
+    strategy = poptorch.ShardedExecution(poptorch.AutoStage.AutoIncrement)
+    options = poptorch.Options().autoRoundNumIPUs(True).setExecutionStrategy(strategy)
+    executor = poptorch.inferenceModel(Chain(ipus), options)
+    executor.compile(torch.ones(2, 4))
+    return executor.program
+
+
+def training_executor(ipus, mode=None):
+    options = poptorch.Options().autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(2 * len(ipus))
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    if mode is not None:
+        options._Popart.set("autoRecomputation", mode)
+    model = Chain(ipus)
+    executor = poptorch.trainingModel(model, options)
+    executor.compile(torch.ones(4 * len(ipus), 4), torch.ones(4 * len(ipus), 4))
+    return executor
+
+
+@pytest.mark.parametrize(
+    ("ipus", "division", "expected"),
+    [
+        ((0, 1), Division.STAGES, [0, 1]),
+        ((0, 0, 1, 1), Division.STAGES, [0, 1]),  # neighbours on one IPU are one part
+        ((0, 1, 0, 1), Division.STAGES, [0, 1, 0, 1]),
+        ((0, 0, 1, 1), Division.SHARDS, [0, 1]),
+        ((0, 1, 0, 1), Division.SHARDS, [0, 1, 0, 1]),
+    ],
+)
+def test_parts(ipus, division, expected):
+    assert [p.ipu for p in partition(inference_program(ipus), division).parts] == expected
+
+
+def test_slots_never_decrease_along_the_data():
+    program = inference_program((0, 1, 0, 1))
+    found = partition(program, Division.SHARDS)
+    for node in program.operations():
+        for operand in node.all_input_nodes:
+            assert found.slots.get(operand, 0) <= found.slots[node]
+
+
+def test_the_pieces_hold_every_operation_once_and_edges_join_them():
+    program = inference_program((0, 1, 2))
+    cut = split(program, partition(program, Division.STAGES))
+    pieces = [n.name for stage in cut.stages for n in stage.program.operations()]
+    assert sorted(pieces) == sorted(n.name for n in program.operations())
+    assert [(e.producer, e.consumers, e.num_bytes) for e in cut.edges] == [(0, (1,), 32), (1, (2,), 32)]
+    assert [s.after for s in cut.stages] == [[], [0], [1]]
+    assert [s.results for s in cut.stages] == [[], [], [0]]
+    for stage in cut.stages:
+        stage.program.graph.lint()
+        assert str(stage.program).startswith("program (inference)")
+
+
+def test_backward_pieces_mirror_the_forward_ones():
+    stages = [s.description for s in training_executor((0, 1, 2))._engine.parallel.plan.stages]
+    assert [(s.part, s.backward) for s in stages] == [
+        (0, False), (1, False), (2, False), (2, True), (1, True), (0, True)
+    ]  # fmt: skip
+    for stage in stages[3:]:
+        assert set(stage.gradients) == {f"layers.{stage.part}.weight", f"layers.{stage.part}.bias"}
+
+
+def test_pipelines_recompute_all_but_the_last_stage():
+    stages = [s.description for s in training_executor((0, 1, 2))._engine.parallel.plan.stages]
+    again = {s.part: sum(info_of(n).recomputed for n in s.program.operations()) for s in stages if s.backward}
+    assert again[0] > 0
+    assert again[1] > 0
+    views = [n for s in stages for n in s.program.operations() if info_of(n).recomputed and s.part == 2]
+    assert all(n.target is torch.ops.aten.t.default for n in views)  # a view costs nothing
+
+
+def test_without_recomputation_everything_is_stashed():
+    ipus = (0, 0, 0, 1, 1, 1)
+    kept = {mode: len(training_executor(ipus, mode)._engine.parallel.plan.stashed) for mode in (0, 3, 4)}
+    assert kept[0] > kept[3] > kept[4]  # the last stage is recomputed only when everything is
+
+
+def test_the_random_numbers_of_a_second_execution_are_the_first_ones():
+    class Dropping(Chain):
+        def forward(self, x, target=None):
+            return super().forward(nn.functional.dropout(x, 0.5), target)
+
+    model = Dropping((0, 1))
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    executor = poptorch.trainingModel(model, options)
+    executor.compile(torch.ones(8, 4), torch.ones(8, 4))
+    streams = [
+        (info_of(n).random, s.description.backward)
+        for s in executor._engine.parallel.plan.stages
+        for n in s.description.program.operations()
+        if info_of(n).random is not None
+    ]
+    numbers = {backward: {r for r, b in streams if b is backward} for backward in (False, True)}
+    assert numbers[False] == numbers[True] != set()
