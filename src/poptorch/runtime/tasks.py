@@ -47,9 +47,15 @@ class TaskGraph:
 
     tasks: list[Task] = field(default_factory=list)
     waits_for: list[set[int]] = field(default_factory=list)
+    _successors: list[list[int]] | None = field(default=None, init=False, repr=False)
 
     def successors(self) -> list[list[int]]:
-        """For each task, those that wait for it."""
+        """For each task, those that wait for it. Found once: a graph is run many times and does not change."""
+        if self._successors is None or len(self._successors) != len(self.tasks):
+            self._successors = self._find_successors()
+        return self._successors
+
+    def _find_successors(self) -> list[list[int]]:
         result: list[list[int]] = [[] for _ in self.tasks]
         for task, needed in enumerate(self.waits_for):
             for other in sorted(needed):
