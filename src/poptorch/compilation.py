@@ -46,7 +46,7 @@ from poptorch.executable.grouping import ReplicaGrouping
 from poptorch.executable.locations import Category, Location, map_memory
 from poptorch.executable.loop import Loop
 from poptorch.executable.plan import Ordering, Plan, make_plan, whole_plan
-from poptorch.executable.sharding import is_divisible, shard_update
+from poptorch.executable.sharding import is_divisible, needs_whole_tensors, shard_update
 from poptorch.ops.planning import check_overlap
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
@@ -377,6 +377,11 @@ def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None
     program, update = executable.program, executable.update
     ports = {p.name: (_stored_shape(p, executable.groups), p.dtype) for p in program.ports_of(Role.PARAMETER)}
     state = []
+    if update is not None and executable.groups and needs_whole_tensors(optimizer):
+        raise createPoptorchError(
+            f"Replica groups of {', '.join(executable.groups)} cannot be trained with this optimizer: LAMB and gradient "
+            "clipping measure norms, and every group would need norms of its own. Use SGD, Adam, AdamW or RMSprop."
+        )
     if update is not None:
         for group, names in zip(optimizer.groups, update.parameters, strict=True):
             made = group.rule.init_state([torch.empty(ports[n][0], dtype=ports[n][1], device="meta") for n in names])

@@ -124,6 +124,15 @@ def test_refusals():
         training.weight.replicaGrouping(consecutive, 2, one)
 
 
+def test_optimizers_that_measure_norms_are_refused():
+    model = Sharded(torch.ones(2, 5, 3))
+    options = poptorch.Options().replicationFactor(2)
+    training = poptorch.trainingModel(model, options, poptorch.optim.LAMB(model.parameters()))
+    training.weight.replicaGrouping(CommGroupType.NoGrouping, 1, VariableRetrievalMode.OnePerGroup)
+    with pytest.raises(poptorch.Error, match="every group would need norms of its own"):
+        training(torch.ones(2, 5))
+
+
 def test_all_means_no_grouping():
     training = wrapped(torch.ones(5, 3))
     training.weight.replicaGrouping(CommGroupType.All, 0, VariableRetrievalMode.OnePerGroup)

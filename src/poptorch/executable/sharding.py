@@ -67,5 +67,10 @@ def shard_update(
 
 def is_divisible(rules: Any, numerics: Numerics) -> bool:
     """Whether the update treats every element by itself: no norms over whole tensors, no numbered roundings."""
-    elementwise = all("LAMB" not in type(group.rule).__name__.upper() for group in rules.groups)
-    return elementwise and math.isinf(rules.max_grad_norm) and not numerics.stochastic_rounding
+    return not needs_whole_tensors(rules) and not numerics.stochastic_rounding
+
+
+def needs_whole_tensors(rules: Any) -> bool:
+    """Whether the update measures norms of whole tensors."""
+    lamb = any("LAMB" in type(group.rule).__name__.upper() for group in rules.groups)
+    return lamb or not math.isinf(rules.max_grad_norm)
