@@ -379,8 +379,8 @@ def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None
     state = []
     if update is not None and executable.groups and needs_whole_tensors(optimizer):
         raise createPoptorchError(
-            f"Replica groups of {', '.join(executable.groups)} cannot be trained with this optimizer: LAMB and gradient "
-            "clipping measure norms, and every group would need norms of its own. Use SGD, Adam, AdamW or RMSprop."
+            f"Replica groups of {', '.join(executable.groups)} cannot be trained with this optimizer: LAMB and "
+            "gradient clipping measure norms, and every group would need norms of its own. Use another optimizer."
         )
     if update is not None:
         for group, names in zip(optimizer.groups, update.parameters, strict=True):
