@@ -49,7 +49,7 @@ class Recorder(TorchDispatchMode):
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)
-        info = self._current_info(func)
+        info = self._current_info(func, args, kwargs)
         result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
         self._annotate_new_nodes(info)
         return result
@@ -70,9 +70,8 @@ class Recorder(TorchDispatchMode):
             for original, copy in self._copies.values():
                 copy.copy_(original)  # what the graph holds as a constant is the value before any write
 
-    def _current_info(self, func: Any) -> OpInfo:
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
-        stream = self._streams.next(replay=self._backward is not None) if is_random else None
+    def _current_info(self, func: Any, args: Any, kwargs: Any) -> OpInfo:
+        stream = self._streams.next(replay=self._backward is not None) if _draws(func, args, kwargs) else None
         if self._backward is not None:
             return self._backward.but(random=stream)
         info = self._forward_info(func)
@@ -150,6 +149,18 @@ def _ordinary_execution() -> Iterator[None]:
     """Neither recording nor pretending, as if no capture were going on."""
     with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
         yield
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call draws random numbers; attention without dropout is tagged as if it did."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    dropout = args[position] if position < len(args) else kwargs.get("dropout_p", 0.0)
+    return bool(dropout)
 
 
 class _RandomStreams:

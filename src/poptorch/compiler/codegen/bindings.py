@@ -50,7 +50,7 @@ class Bindings:
     def _fastest(self, node: fx.Node) -> Callable[..., Any]:
         target: Any = node.target
         name = target._schema.name.removeprefix("aten::")
-        if target.namespace == "aten" and torch.Tag.nondeterministic_seeded not in target.tags:
+        if target.namespace == "aten":
             for home in (torch._C._VariableFunctions, torch._C._nn):
                 candidate = getattr(home, name, None)
                 if candidate is not None and _reaches(candidate, node):

@@ -1,6 +1,6 @@
 """Random operations as custom operators with their key as a tensor operand, for code that cannot pass generators.
 
-``aten::bernoulli.p(self, p)`` on stream 3 becomes ``poptorch_random::bernoulli_p(key, 3, self, p)``. The operator seeds
+``aten::bernoulli.p(self, p)`` on stream 3 becomes ``poptorch_random::bernoulli_p(random_key, 3, self, p)``. The operator seeds
 a generator from key and stream exactly as the interpret level does, so that both levels draw the same numbers.
 """
 
@@ -34,10 +34,10 @@ def _register(overload: Any) -> Any:
     _library.define(name + _signature(overload))
     function = with_generator(overload)
 
-    def draw(key: torch.Tensor, stream: int, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, generator=RandomSource(int(key.item()))(stream), **kwargs)
+    def draw(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, generator=RandomSource(int(random_key.item()))(random_stream), **kwargs)
 
-    def describe(key: torch.Tensor, stream: int, *args: Any, **kwargs: Any) -> Any:
+    def describe(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
         return overload(*args, **kwargs)
 
     _library.impl(name, draw, "CPU")
@@ -51,7 +51,7 @@ def _signature(overload: Any) -> str:
     arguments = schema[schema.index("(") :]
     arguments = re.sub(r",\s*\*?,?\s*Generator\? generator=None", _keep_star, arguments)
     arguments = re.sub(r"\*\s*,\s*\)", ")", arguments).replace(", *)", ")")
-    head = "(Tensor key, SymInt stream"
+    head = "(Tensor random_key, SymInt random_stream"
     return head + (arguments[1:] if arguments.startswith("()") else ", " + arguments[1:])
 
 
