@@ -48,14 +48,19 @@ def chosen_level() -> Level:
 def level_for(program: Program) -> Level:
     """The level of one program: what the user asked for, where native code can keep the program's arithmetic.
 
-    float16 kernels compute in float32 and round (see :mod:`poptorch.compiler.codegen.half`), and checks of single
-    operations need single operations: both are the interpreter's.
+    float16 kernels compute in float32 and round (see :mod:`poptorch.compiler.codegen.half`), checks of single
+    operations need single operations, and oneDNN's recurrent layers keep a workspace for their backward pass that
+    Inductor does not know of: these are the interpreter's.
     """
     level = chosen_level()
-    if level is Level.INTERPRET or (program.numerics.plain and not _has_half(program)):
+    if level is Level.INTERPRET or (program.numerics.plain and not _has_half(program) and not _recurs(program)):
         return level
-    log_once(20, "half stays interpreted", "Programs with float16 values or checked operations are interpreted.")
+    log_once(20, "stays interpreted", "Programs with float16, checked operations or recurrent layers are interpreted.")
     return Level.INTERPRET
+
+
+def _recurs(program: Program) -> bool:
+    return any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in program.operations())
 
 
 def _has_half(program: Program) -> bool:
