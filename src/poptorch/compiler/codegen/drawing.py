@@ -1,7 +1,7 @@
 """Random operations as custom operators with their key as a tensor operand, for code that cannot pass generators.
 
-``aten::bernoulli.p(self, p)`` on stream 3 becomes ``poptorch_random::bernoulli_p(random_key, 3, self, p)``. The operator
-seeds a generator from key and stream exactly as the interpret level does, so that both levels draw the same numbers.
+``aten::bernoulli.p(self, p)`` on stream 3 becomes ``poptorch_random::bernoulli_p(random_key, 3, self, p)``. It seeds
+a generator from key and stream exactly as the interpret level does, so that both levels draw the same numbers.
 """
 
 from __future__ import annotations
