@@ -19,6 +19,7 @@ from poptorch.optim.rules.vectors import (
     scale_each_,
     scaled,
     scaled_each,
+    shift_,
 )
 
 
@@ -60,7 +61,7 @@ class MomentRule(Rule):
             steps = torch.stack(state["Step"]).double()
             numerators = scaled_each(first, 1.0 / (1.0 - _power(beta1, steps)))
             scale_each_(denominators, (1.0 - _power(beta2, steps)).rsqrt())
-        torch._foreach_add_(denominators, self.scalar("adamEps", hyper))
+        shift_(denominators, self.scalar("adamEps", hyper))
         return list(torch._foreach_div(cast_like(numerators, denominators), denominators))
 
 

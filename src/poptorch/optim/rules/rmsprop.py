@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from poptorch.optim.rules.base import Rule, State, unscaled, zeros_like
-from poptorch.optim.rules.vectors import average_, axpy, axpy_, cast_like, scale_, scaled
+from poptorch.optim.rules.vectors import average_, axpy, axpy_, cast_like, scale_, scaled, shift_, shifted
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RMSpropRule(Rule):
             # exact arithmetic never goes below zero; rounding may, and the root must not become NaN
             torch._foreach_clamp_min_(variances, 0.0)
         if self.tf_variant:
-            return list(torch._foreach_sqrt(torch._foreach_add(variances, eps)))
+            return list(torch._foreach_sqrt(shifted(variances, eps)))
         roots = list(torch._foreach_sqrt(variances))
-        torch._foreach_add_(roots, eps)
+        shift_(roots, eps)
         return roots

@@ -8,7 +8,7 @@ at the value of a tensor, so that all of them can be traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -73,6 +73,25 @@ def average_(averages: Tensors, xs: Tensors, keep: Scalar) -> None:
         torch._foreach_lerp_(list(averages), xs, [_typed(weight, averages)] * len(xs))
     else:
         torch._foreach_lerp_(list(averages), xs, weight)
+
+
+def shift_(xs: Tensors, amount: Scalar) -> None:
+    """``x ← x + amount``. A tensor goes as a list: torch would read a single one as a number while tracing."""
+    if xs:
+        torch._foreach_add_(list(xs), _addend(amount, xs))
+
+
+def shifted(xs: Tensors, amount: Scalar) -> list[Tensor]:
+    """``x + amount`` in new tensors.
+
+    >>> shifted([torch.ones(2)], torch.tensor(0.5))
+    [tensor([1.5000, 1.5000])]
+    """
+    return list(torch._foreach_add(list(xs), _addend(amount, xs))) if xs else []
+
+
+def _addend(amount: Scalar, xs: Tensors) -> Any:
+    return [_typed(amount, xs)] * len(xs) if isinstance(amount, Tensor) else amount
 
 
 def scaled_each(xs: Tensors, factors: Tensor) -> list[Tensor]:
