@@ -288,10 +288,11 @@ def test_forward_runs_exactly_once():
 
 def test_two_threads_capture_at_once():
     results, problems = {}, []
+    models = [Base() for _ in range(3)]  # made here: threads would share torch's generator
 
     def work(number):
         try:
-            executor = poptorch.inferenceModel(Base())
+            executor = poptorch.inferenceModel(models[number])
             results[number] = [executor(torch.full((2, 3), float(number)))[0] for _ in range(3)]
         except Exception as problem:  # noqa: BLE001 - reported below
             problems.append(problem)
@@ -302,10 +303,9 @@ def test_two_threads_capture_at_once():
     for thread in threads:
         thread.join(60)
     assert not problems
-    model = Base()
     for number, outputs in results.items():
         for output in outputs:
-            torch.testing.assert_close(output, model(torch.full((2, 3), float(number)))[0].detach())
+            torch.testing.assert_close(output, models[number](torch.full((2, 3), float(number)))[0].detach())
 
 
 @pytest.mark.parametrize("training", [True, False])
