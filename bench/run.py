@@ -133,7 +133,7 @@ def table(results: list[dict]) -> str:
 def write(results: list[dict], facts: dict[str, object]) -> None:
     (HERE / "results.json").write_text(json.dumps({"machine": facts, "results": results}, indent=1) + "\n")
     text = (
-        "# Benchmark results\n\nMade by `make bench`. Milliseconds a step (medians, contenders taking turns); the last "
+        "# Benchmark results\n\nMade by the command below. Milliseconds a step (medians, contenders taking turns); the last "
         "columns are ratios, larger is better for us.\n\n"
         + "\n".join(f"- {key}: {value}" for key, value in facts.items())
         + f"\n- `mlp-tiny` training uses deviceIterations({ITERATIONS}) on our side\n\n"
@@ -178,7 +178,7 @@ def main() -> None:
             print(workload, mode, {k: round(v, 3) for k, v in row.items()}, memory, flush=True)
     print(table(results))
     if not arguments.workloads:
-        write(results, machine())
+        write(results, {**machine(), "command": " ".join(["python bench/run.py", *sys.argv[1:]])})
 
 
 if __name__ == "__main__":
