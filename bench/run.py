@@ -133,7 +133,7 @@ def table(results: list[dict]) -> str:
 def write(results: list[dict], facts: dict[str, object]) -> None:
     (HERE / "results.json").write_text(json.dumps({"machine": facts, "results": results}, indent=1) + "\n")
     text = (
-        "# Benchmark results\n\nMade by the command below. Milliseconds a step (medians, contenders taking turns); the last "
+        "# Benchmark results\n\nMade by the command below. Milliseconds a step (medians, contenders in turn); the last "
         "columns are ratios, larger is better for us.\n\n"
         + "\n".join(f"- {key}: {value}" for key, value in facts.items())
         + f"\n- `mlp-tiny` training uses deviceIterations({ITERATIONS}) on our side\n\n"
