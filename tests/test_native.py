@@ -39,7 +39,6 @@ def wrapped(monkeypatch, level, training=True):
     return model, poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
-@pytest.mark.skipif(not levels.compiler_exists(), reason="no C++ compiler")
 def test_training_equals_the_interpreted_program(monkeypatch):
     x, target = torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))
     results = {}
@@ -54,7 +53,6 @@ def test_training_equals_the_interpreted_program(monkeypatch):
         torch.testing.assert_close(value, results["native"][1][name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not levels.compiler_exists(), reason="no C++ compiler")
 def test_auto_changes_at_the_same_call_every_time(monkeypatch):
     x = torch.randn(2, 1, 8, 8)
     monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", 1e-3)

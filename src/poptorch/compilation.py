@@ -188,7 +188,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
             executable.update, used, executable.accumulator_types = _update(
                 program, recording, optimizer_spec, accumulates, request.groups
             )
-        executable.running_mean = any(group.reduction.running for group in used.groups)
+        executable.running_mean = _averages_as_it_goes(used)
     _place_tensors(executable, options, used)
     progress()
     backend.debug("Finished Poplar compilation")
@@ -458,6 +458,18 @@ def _update(
 def _stored_shape(port: Port, groups: Mapping[str, ReplicaGrouping]) -> tuple[int, ...]:
     """The shape of a parameter with all its values, of whatever group of replicas."""
     return (groups[port.name].count, *port.shape) if port.name in groups else port.shape
+
+
+def _averages_as_it_goes(spec: Any) -> bool:
+    """Whether gradients are averaged as they come: one answer for all groups, which share the accumulation."""
+    answers = {group.reduction.running for group in spec.groups if group.parameters}
+    if len(answers) > 1:
+        raise createPoptorchError(
+            "Parameter groups with and without momentum cannot be combined with use_combined_accum=True and "
+            "MeanReductionStrategy.Running: their gradients are accumulated differently. Use "
+            "use_combined_accum=False, or MeanReductionStrategy.Post."
+        )
+    return True in answers
 
 
 def restrict(spec: Any, parameters: frozenset[int]) -> Any:

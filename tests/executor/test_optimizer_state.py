@@ -128,3 +128,16 @@ def test_state_of_another_model_is_refused():
         load_and_run()
     for key, value in model.state_dict().items():
         assert torch.equal(value, weights[key])
+
+
+def test_groups_that_accumulate_differently_are_refused():
+    model = Net()
+    groups = [{"params": model.layers[0].parameters(), "momentum": 0.9}, {"params": model.layers[3].parameters()}]
+    optimizer = poptorch.optim.SGD(groups, lr=0.1, use_combined_accum=True)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(2)
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Running)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    with pytest.raises(poptorch.Error, match="accumulated differently"):
+        executor(*data(0))
+    assert not executor.isCompiled()
