@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from poptorch._logging import logger
 from poptorch.data.messages import Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings
 from poptorch.data.process import (
-    BRISK_S,
+    AT_ONCE_S,
     PATIENT_S,
     BackgroundProcess,
     DataTimeout,
@@ -118,7 +118,8 @@ class AsynchronousDataAccessor:
         try:
             self._ring = self._meet(self._process)
         except BaseException:
-            self._end(BRISK_S)
+            self._process.kill()
+            self._end(AT_ONCE_S)
             raise
 
     # --- iterating -----------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class AsynchronousDataAccessor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(PATIENT_S if kind is None else BRISK_S)
+        self._end(PATIENT_S if kind is None else AT_ONCE_S)
 
     def _end(self, patience_s: float) -> None:
         process, self._process = self._process, None
@@ -254,17 +255,17 @@ class AsynchronousDataAccessor:
                 if isinstance(message, Filled):
                     process.send(Release(message.slot))
         except ProcessDied as death:
-            self._end(BRISK_S)
+            self._end(AT_ONCE_S)
             raise AssertionError(f"{_FAILED_LATER}: {death}. Create a new loader to go on.") from None
         except DataTimeout:
-            self._end(BRISK_S)
+            self._end(AT_ONCE_S)
             raise AssertionError(
                 f"{_FAILED_LATER}: no item for {self._timeout_s} s (timeout={self._timeout_s}). The data "
                 "set hangs or "
                 "needs longer than that for one item."
             ) from None
         except BaseException:  # the process has failed, or the user has pressed Ctrl-C: nobody waits for data now
-            self._end(BRISK_S)
+            self._end(AT_ONCE_S)
             raise
 
     def _receive(self, process: BackgroundProcess) -> Any:

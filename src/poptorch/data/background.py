@@ -47,6 +47,7 @@ def serve(
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # one group for this process and its workers, so that one signal reaches them all
     signal.signal(signal.SIGINT, _leave_silently)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back until there was somebody to handle it
     for other in others:
         other.close()
     threading.Thread(target=_leave_with_parent, args=(lifeline, settings.parent_pid), daemon=True).start()

@@ -9,7 +9,8 @@ import pickle
 import select
 import signal
 import time
-from multiprocessing import forkserver
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle
@@ -36,10 +37,15 @@ START_METHODS = {
 }
 PATIENT_S = 10.0
 """How long an explicit ``terminate()`` waits for the item being loaded, and again after the interrupt."""
-BRISK_S = 0.5
-"""The same when nobody is left who could use the data: at exit, after Ctrl-C, for a dropped object."""
+BRISK_S = 0.2
+"""The same when nobody is left who could use the data: at exit, for a dropped object."""
+AT_ONCE_S = 0.0
+"""The same after Ctrl-C, and for a process that is stuck."""
 
 _LIVENESS_CHECK_S = 0.5
+_PRELOADED = ["__main__", "poptorch.data.preload"]
+_INTERRUPTED_S = 0.5
+"""How long an interrupted process has at least before it is killed: it ends its workers meanwhile."""
 _KILLED_S = 0.5
 _STARVATION_WARNING_S = 60.0
 
@@ -141,8 +147,12 @@ class BackgroundProcess:
         """Whether the process is still running."""
         return bool(self._process.is_alive())
 
+    def kill(self) -> None:
+        """End the process without asking, for one that may still be importing and listens to nobody; then ``stop``."""
+        self._process.kill()
+
     def stop(self, patience_s: float = PATIENT_S) -> None:
-        """Ask, interrupt after ``patience_s``, kill after as long again; returns when the process is gone."""
+        """Ask, interrupt after ``patience_s``, kill when that does not help; returns when the process is gone."""
         if self._finalizer.still_active():
             self._finalizer.cancel()
             _end_process(*self._resources, patience_s=patience_s)
@@ -160,10 +170,14 @@ class BackgroundProcess:
 
 
 def _start(process: BaseProcess, method: str) -> None:
-    if method == "forkserver":
-        _preload_forkserver()
+    if method != "fork":
+        resource_tracker.ensure_running()  # first: starting it lets interrupts through again
     try:
-        process.start()
+        if method == "forkserver":
+            _start_by_server(process)
+        else:
+            with _interrupts_held_back():
+                process.start()
     except (EOFError, ConnectionError) as error:
         raise createPoptorchError(
             "AsynchronousDataAccessor worker thread failed to start: the fork server ended early. Does the "
@@ -180,11 +194,41 @@ def _start(process: BaseProcess, method: str) -> None:
         ) from error
 
 
-def _preload_forkserver() -> None:
-    """Import this package once in the fork server, not in every process it forks: saves seconds per start."""
-    server = forkserver._forkserver
-    if getattr(server, "_preload_modules", None) == ["__main__"]:  # else the user has chosen
-        forkserver.set_forkserver_preload(["__main__", "poptorch.data.preload"])
+def _start_by_server(process: BaseProcess) -> None:
+    server: Any = forkserver._forkserver
+    before = getattr(server, "_forkserver_pid", None)
+    if _preload_forkserver(server):
+        with _interrupts_held_back():  # until the imports are done; see poptorch.data.preload
+            forkserver.ensure_running()
+    try:
+        process.start()
+    except KeyboardInterrupt:
+        started = getattr(server, "_forkserver_pid", None)
+        if started not in (None, before):  # it is importing torch, which takes seconds, and nobody needs it now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started, signal.SIGKILL)
+            server._stop()
+        raise
+
+
+def _preload_forkserver(server: Any) -> bool:
+    """Import this package once in the fork server, not in every process it forks: saves seconds per start.
+
+    Returns whether the server will do so: it does not when the user has chosen what to load, or started it already.
+    """
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        forkserver.set_forkserver_preload(_PRELOADED)
+    return getattr(server, "_preload_modules", None) == _PRELOADED and server._forkserver_pid is None
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C until they can end without a word, rather than in the middle of an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _picklable_parsers() -> dict[type, ICustomArgParser]:
@@ -212,7 +256,7 @@ def _end_process(
         process.join(patience_s)
         if process.is_alive():
             _interrupt(process, lifeline)
-            process.join(patience_s)
+            process.join(max(patience_s, _INTERRUPTED_S))
         if process.is_alive():
             process.kill()
             process.join(PATIENT_S)
