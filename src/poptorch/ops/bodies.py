@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
-from poptorch.ops.host import HOST_CALL
+from poptorch.ops.effects import calls_host, is_ordered
 from poptorch.ops.printing import PRINT
 from poptorch.ops.subgraph import graph_to_text, node_is_random
 
@@ -323,7 +323,7 @@ def _functional(module: fx.GraphModule, trace: _Trace) -> fx.Graph:
         if node.target in _PASS_THROUGH and node.kwargs.get("memory_format") in (None, torch.preserve_format):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure() or calls_host(node))
     return graph
 
 
@@ -354,7 +354,8 @@ def _divided(graph: fx.Graph, trace: _Trace, constants: list[torch.Tensor]) -> R
     saved = [value for node in graph.nodes if node in needed and _is_unrepeatable(node) for value in _values(node)]
     if not gradients:
         saved = []
-    forward = _extracted(inputs, [], [*results, *saved])
+    calls = [node for node in graph.nodes if calls_host(node) and not _depends_on_tangent(node)]
+    forward = _extracted(inputs, [], [*results, *saved], also=calls)
     backward = _extracted([*inputs, *saved, *tangents], [PRINT], gradients) if gradients else ""
     return RecordedBody(
         forward=forward,
@@ -368,7 +369,8 @@ def _divided(graph: fx.Graph, trace: _Trace, constants: list[torch.Tensor]) -> R
 
 
 def _is_unrepeatable(node: fx.Node) -> bool:
-    return node_is_random(node) or node.target is HOST_CALL
+    # A print alone is left out of the second execution; what has one inside cannot be.
+    return node_is_random(node) or (is_ordered(node) and node.target is not PRINT)
 
 
 def _values(node: fx.Node) -> list[fx.Node]:
@@ -387,11 +389,16 @@ def _ancestors(values: Sequence[fx.Node]) -> set[fx.Node]:
     return seen
 
 
-def _extracted(inputs: Sequence[fx.Node], silent: Sequence[Any], outputs: Sequence[fx.Node]) -> str:
-    """The part of the graph that leads from ``inputs`` to ``outputs``; ``silent`` operators are left out."""
+def _extracted(
+    inputs: Sequence[fx.Node], silent: Sequence[Any], outputs: Sequence[fx.Node], also: Sequence[fx.Node] = ()
+) -> str:
+    """The part of the graph that leads from ``inputs`` to ``outputs`` and ``also`` to other nodes.
+
+    ``silent`` operators are left out.
+    """
     part = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: part.placeholder(node.name) for node in inputs}
-    needed = _reachable(outputs, stop=set(inputs))
+    needed = _reachable([*outputs, *also], stop=set(inputs))
     graph = (inputs or outputs)[0].graph
     for node in graph.nodes:
         if node not in needed or node in copies:

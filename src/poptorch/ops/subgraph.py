@@ -78,11 +78,16 @@ def node_is_random(node: fx.Node) -> bool:
 
 def subgraphs(node: fx.Node) -> list[fx.Graph]:
     """The bodies that a loop or branch of a captured graph runs, for those who want to look inside."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "poptorch":
+    return [graph_from_text(text) for text in body_texts(node)]
+
+
+def body_texts(node: fx.Node) -> list[str]:
+    """The same bodies as they travel: as text."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target.namespace.startswith("poptorch"):
         return []
     names = [argument.name for argument in node.target._schema.arguments]
     return [
-        graph_from_text(value)
+        value
         for name, value in zip(names, node.args, strict=False)
         if name.endswith("body") and isinstance(value, str) and value
     ]

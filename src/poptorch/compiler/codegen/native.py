@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from poptorch.compiler.codegen.drawing import with_keys
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
 from poptorch.compiler.opinfo import info_of
 from poptorch.compiler.program import Program, Role
 
@@ -61,7 +62,9 @@ def _compile(program: Program, threads: int) -> Kernel:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    replay = fx.Interpreter(with_keys(program.graph_module))
+    graph_module = with_keys(program.graph_module)
+    ordered = is_effectful(graph_module.graph)
+    replay = fx.Interpreter(with_tokens(graph_module) if ordered else graph_module)
 
     def function(*flat: torch.Tensor) -> tuple[Any, ...]:
         return tuple(replay.run(*flat, enable_io_processing=False))
@@ -75,7 +78,7 @@ def _compile(program: Program, threads: int) -> Kernel:
         graph_module.graph.set_codegen(fx.graph.CodeGen())
         graph_module.recompile()
         compiled: Any = compile_fx_inner(graph_module, fakes)
-    return compiled
+    return (lambda flat: compiled(flat)[:-1]) if ordered else compiled  # the last token is nobody's result
 
 
 @contextlib.contextmanager

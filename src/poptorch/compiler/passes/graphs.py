@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.program import Program, is_write
+from poptorch.ops.effects import calls_host
 
 aten = torch.ops.aten
 
@@ -49,7 +50,7 @@ def has_side_effect(node: fx.Node) -> bool:
     """Whether the node must stay although nobody uses its value. Random draws are pure: they are numbered."""
     if node.op in ("placeholder", "output"):
         return True
-    return is_write(node) or node.is_impure(impure_random=False)
+    return is_write(node) or node.is_impure(impure_random=False) or calls_host(node)
 
 
 def remove_dead_code(program: Program) -> int:

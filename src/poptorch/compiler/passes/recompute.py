@@ -18,6 +18,7 @@ from poptorch.compiler.opinfo import Sweep, info_of, set_info
 from poptorch.compiler.passes.graphs import is_view, remove_dead_code, storage_root
 from poptorch.compiler.passes.stages import Partition
 from poptorch.compiler.program import Program, is_write
+from poptorch.ops.effects import is_ordered
 from poptorch.ops.hints import CHECKPOINT
 
 Keep = Callable[[fx.Node, int], bool]
@@ -145,7 +146,7 @@ def _must_stay(node: fx.Node) -> bool:
         return True
     if node.target is operator.getitem:
         return _must_stay(node.all_input_nodes[0])
-    return node.is_impure(impure_random=False)
+    return is_ordered(node) or node.is_impure(impure_random=False)
 
 
 _NORM_NAMES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
