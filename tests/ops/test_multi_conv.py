@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import poptorch
@@ -124,3 +127,78 @@ def test_none_resets() -> None:
 
 def test_plan_types() -> None:
     assert (MultiConvPlanType.Parallel.value, MultiConvPlanType.Serial.value) == (0, 1)
+
+
+# ---- data independence -------------------------------------------------------------------------------------------
+
+
+class Chained(nn.Module):
+    """Two convolutions in one scope, the second one fed by ``between`` of the first one's result."""
+
+    def __init__(self, between: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 3, padding=1)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with MultiConv():
+            y = self.first(x)
+            z = self.second(self.between(x.clone(), y))
+        return y + z
+
+
+def written_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return x
+
+
+def written_into_a_part(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[:, :1] = y[:, 1:]
+    return x
+
+
+def written_through_a_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[:, 0].copy_(y[:, 1])
+    return x
+
+
+DEPENDENT = {
+    "directly": lambda x, y: y,
+    "through operations": lambda x, y: x + torch.relu(y * 2).mean(),
+    "through a list": lambda x, y: torch.cat([x, y])[:1] + torch.stack([x, y]).sum(0),
+    "in place": written_in_place,
+    "in a part": written_into_a_part,
+    "through a view": written_through_a_view,
+}
+
+
+@pytest.mark.parametrize("way", DEPENDENT)
+def test_dependent_convolutions_are_refused_with_both_lines(way: str) -> None:
+    model = poptorch.inferenceModel(Chained(DEPENDENT[way]))
+    lines = r"test_multi_conv\.py:(\d+)"
+    with pytest.raises(poptorch.Error, match=f"the convolution at .*{lines} needs .* at .*{lines}, .*independent") as e:
+        model(X)
+    later, earlier = map(int, re.findall(lines, str(e.value)))
+    assert later == earlier + 1
+
+
+def test_other_results_may_be_used_in_the_scope() -> None:
+    model = Chained(lambda x, y: torch.relu(x) * 2)
+    with torch.no_grad():
+        expected = model(X)
+    torch.testing.assert_close(poptorch.inferenceModel(model)(X), expected)
+
+
+def test_a_scope_may_use_what_an_earlier_scope_computed() -> None:
+    class TwoScopes(Chained):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            plan = MultiConv()
+            with plan:
+                y, z = self.first(x), self.second(x)
+            with plan:
+                return self.first(y + z) + self.second(y * z)
+
+    model = TwoScopes(torch.add)
+    with torch.no_grad():
+        expected = model(X)
+    torch.testing.assert_close(poptorch.inferenceModel(model)(X), expected)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from poptorch import ambient
 from poptorch.enums import MultiConvPlanType
@@ -18,6 +22,8 @@ ATTRIBUTE = "__multi_conv"
 """The attribute group on the convolutions of a scope: ``id``, ``index`` (their order), ``options`` (JSON)."""
 
 _EXTRA = "ops.multi_conv"
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1]))
 
 _CONVOLUTIONS = frozenset(
     getattr(home, name)
@@ -142,13 +148,17 @@ class MultiConv:
 
 
 class _Scope(TorchFunctionMode):
-    """Tags each convolution called inside with the scope's number, its own index and the options."""
+    """Tags each convolution called inside with the scope's number, its own index and the options.
+
+    Follows what is computed from the convolutions' results, too: no other convolution may need it.
+    """
 
     def __init__(self, context: ambient.CaptureContext, options: str) -> None:
         super().__init__()
         self._context = context
         self._options = options
-        self._convolutions = 0
+        self._lines: list[str] = []  # one per convolution
+        self._origins: dict[int, tuple[torch.Tensor, int]] = {}
         self._number = context.extras.get(_EXTRA + ".count", 0)
         context.extras[_EXTRA + ".count"] = self._number + 1
         context.extras[_EXTRA + ".open"] = True
@@ -158,15 +168,63 @@ class _Scope(TorchFunctionMode):
     def close(self) -> int:
         self._stack.close()
         self._context.extras[_EXTRA + ".open"] = False
-        return self._convolutions
+        self._origins.clear()
+        return len(self._lines)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        origin = self._origin_of((args, kwargs))
         if func not in _CONVOLUTIONS:
-            return func(*args, **(kwargs or {}))
-        tag = {"id": str(self._number), "index": str(self._convolutions), "options": self._options}
-        self._convolutions += 1
+            result = func(*args, **kwargs)
+            if origin is not None:
+                # Arguments as well: the function may have written into any of them.
+                self._note((result, args, kwargs) if _may_write(func) else result, origin)
+            return result
+        index, line = len(self._lines), _line_of_user()
+        if origin is not None:
+            raise createPoptorchError(
+                f"poptorch.MultiConv: the convolution at {line} needs the result of the one at {self._lines[origin]}, "
+                "but the convolutions of a scope must be data-independent: they are computed together. Put the later "
+                "one outside of the scope, or into a scope of its own."
+            )
+        tag = {"id": str(self._number), "index": str(index), "options": self._options}
+        self._lines.append(line)
         with ambient.attribute_scope({ATTRIBUTE: tag}):
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
+        self._note(result, index)
+        return result
+
+    def _origin_of(self, values: Any) -> int | None:
+        """The convolution of this scope that a tensor among the values was computed from, if any."""
+        found = (self._origins.get(_memory_of(tensor)) for tensor in _tensors(values))
+        return next((origin for _, origin in filter(None, found)), None)
+
+    def _note(self, values: Any, origin: int) -> None:
+        for tensor in _tensors(values):
+            self._origins.setdefault(_memory_of(tensor), (tensor, origin))  # kept alive: memory is reused
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """What views of one tensor have in common."""
+    with torch._C.DisableTorchFunction():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def _may_write(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+
+
+def _line_of_user() -> str:
+    """``file:line`` of the innermost frame outside of torch and of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _one_or_many(value: Any, kind: type) -> bool:
