@@ -256,6 +256,18 @@ PVTI_OPTIONS = Text(
     'JSON such as {"enable":"true"}; without it profiling channels do nothing.',
     "import of poptorch.profiling",
 )
+CXX = PathName(
+    "CXX",
+    None,
+    "The C++ compiler of poptorch.buildCustomOp, with arguments if need be; its own argument wins.",
+    "each build of a custom operator",
+)
+CXXFLAGS = Text(
+    "CXXFLAGS",
+    None,
+    "Further flags for that compiler; flags given in code come later and win.",
+    "each build of a custom operator",
+)
 
 VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variable[str], ...] = (
     IPU_MODEL,
@@ -274,6 +286,8 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     MLIR_DOT_FILE,
     POPLAR_ENGINE_OPTIONS,
     PVTI_OPTIONS,
+    CXX,
+    CXXFLAGS,
 )
 """Every variable of the package, for the documentation."""
 

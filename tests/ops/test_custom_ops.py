@@ -379,8 +379,56 @@ def test_without_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     source = tmp_path / "any.cpp"
     source.write_text("\n")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(poptorch.Error, match="no C\\+\\+ compiler found"):
         poptorch.buildCustomOp("any", source)
+
+
+def _compiler_that_notes(tmp_path: Path, status: int = 0) -> tuple[Path, Path]:
+    """A compiler that writes its arguments to a file, and then compiles or fails."""
+    noted, script = tmp_path / "noted.txt", tmp_path / "my-c++"
+    end = f"echo to stdout; echo to stderr >&2; exit {status}" if status else 'exec c++ "${@:2}"'
+    script.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >> {noted}\n{end}\n')
+    script.chmod(0o755)
+    return script, noted
+
+
+def test_compiler_and_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, noted = _compiler_that_notes(tmp_path)
+    source = tmp_path / "environment.cpp"
+    source.write_text("#if VALUE != 3\n#error VALUE\n#endif\nint one() { return 1; }\n")
+    monkeypatch.setenv("CXX", f"{compiler} --wrapped")
+    monkeypatch.setenv("CXXFLAGS", "-DVALUE=2 -DTEXT='a b' -O0")
+    poptorch.buildCustomOp("environment", source, flags=["-UVALUE", "-DVALUE=3"])  # those of the call win
+    words = noted.read_text().splitlines()
+    assert words[0] == "--wrapped"
+    assert "-DTEXT=a b" in words
+    assert words.index("-O2") < words.index("-O0") < words.index("-UVALUE")
+    # The same again is not built; other flags, and another compiler, are.
+    poptorch.buildCustomOp("environment", source, flags=["-UVALUE", "-DVALUE=3"])
+    assert noted.read_text().splitlines() == words
+    monkeypatch.setenv("CXXFLAGS", "-O1")
+    poptorch.buildCustomOp("environment", source, flags=["-DVALUE=3"], load=False)
+    assert len(noted.read_text().splitlines()) > len(words)
+    before = noted.read_text()
+    poptorch.buildCustomOp("environment", source, flags=["-DVALUE=3"], compiler="c++", load=False)
+    assert noted.read_text() == before
+
+
+def test_failures_of_the_compiler_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, _ = _compiler_that_notes(tmp_path, status=3)
+    source = tmp_path / "fails.cpp"
+    source.write_text("\n")
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(poptorch.Error, match=r"my-c\+\+ .*fails\.cpp.* failed:\nto stdout\nto stderr"):
+        poptorch.buildCustomOp("fails", source)
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(poptorch.Error, match=r"'no-such-compiler', named by the environment variable CXX"):
+        poptorch.buildCustomOp("fails", source)
+    monkeypatch.setenv("CXX", "c++ 'unbalanced")
+    with pytest.raises(poptorch.Error, match=r"environment variable CXX is .*No closing quotation"):
+        poptorch.buildCustomOp("fails", source)
+    assert not list(tmp_path.glob("*.so"))
 
 
 def test_builds_are_reused_and_never_mixed_up(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from poptorch import environment
 from poptorch.errors import createPoptorchError
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -39,8 +41,8 @@ def buildCustomOp(
     """Compile C++ ``sources`` to ``lib<name>.so`` in ``directory``, load it, and return its path.
 
     The default directory is that of the first source. Nothing is compiled when the library is already there
-    and made from the same sources, flags and header. Without ``compiler`` the first of c++, g++ and clang++
-    that exists is used. ``flags`` come last, so they win.
+    and made from the same sources, flags and header by the same compiler. Without ``compiler`` that is ``$CXX``, or the
+    first of c++, g++ and clang++ that exists. Its flags are ours, then ``$CXXFLAGS``, then ``flags``: later ones win.
 
     >>> path = buildCustomOp("nothing", [])
     Traceback (most recent call last):
@@ -55,12 +57,13 @@ def buildCustomOp(
             raise createPoptorchError(f"buildCustomOp: the source {str(path)!r} does not exist.")
     folder = Path(directory) if directory is not None else paths[0].resolve().parent
     suffix = "dylib" if sys.platform == "darwin" else "so"
-    digest = _digest(paths, flags)
+    command = [*_compiler(compiler), *_FLAGS, *_words(environment.CXXFLAGS)]
+    digest = _digest(paths, [*command, *flags])
     library = folder / f"lib{name}.{suffix}"
     stamp = library.with_name(f".{library.name}.made_from")
     if not (library.is_file() and stamp.is_file() and stamp.read_text() == digest):
         library.parent.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, paths, library, flags)
+        _compile(command, paths, library, flags)
         stamp.write_text(digest)
     if load:
         _load(str(library.resolve()), digest)
@@ -79,31 +82,59 @@ def _load(library: str, digest: str) -> None:
     ctypes.cdll.LoadLibrary(library)
 
 
-def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:
-    digest = hashlib.sha256("\0".join([*_FLAGS, *flags, sys.platform]).encode())
+def _digest(sources: Sequence[Path], command: Sequence[str]) -> str:
+    digest = hashlib.sha256("\0".join([*command, sys.platform]).encode())
     for path in (*sources, Path(includePath(), "poptorch", "custom_op.hpp")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str | None, sources: Sequence[Path], library: Path, flags: Sequence[str]) -> None:
-    compiler = compiler or next(filter(shutil.which, _COMPILERS), None)
-    if compiler is None:
+def _compiler(named: str | None) -> list[str]:
+    """The command that starts the compiler: the one named in code, that of the environment, or any that exists."""
+    if named is not None:
+        return [named]
+    words = _words(environment.CXX)
+    if words:
+        if shutil.which(words[0]) is None:
+            raise createPoptorchError(
+                f"buildCustomOp: the compiler {words[0]!r}, named by the environment variable CXX, was not found. Set "
+                "CXX to a C++ compiler, or unset it."
+            )
+        return words
+    found = next(filter(shutil.which, _COMPILERS), None)
+    if found is None:
         raise createPoptorchError(
-            f"buildCustomOp: no C++ compiler found (looked for {', '.join(_COMPILERS)}). Install one, or "
-            "load a library that was built on another machine with ctypes.cdll.LoadLibrary."
+            f"buildCustomOp: no C++ compiler found (looked for {', '.join(_COMPILERS)}). Install one, name one in the "
+            "environment variable CXX, or load a library that was built on another machine with "
+            "ctypes.cdll.LoadLibrary."
         )
+    return [found]
+
+
+def _words(variable: environment.Variable[str | None]) -> list[str]:
+    """The variable's text as a shell would divide it."""
+    text = variable.read() or ""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise createPoptorchError(
+            f"buildCustomOp: the environment variable {variable.name} is {text!r}: {error}."
+        ) from error
+
+
+def _compile(start: Sequence[str], sources: Sequence[Path], library: Path, flags: Sequence[str]) -> None:
     # Built next to its place and renamed, so that another process never sees half a library.
     handle, temporary = tempfile.mkstemp(dir=library.parent, suffix=library.suffix)
     os.close(handle)
-    command = [compiler, *_FLAGS, f"-I{includePath()}", *map(str, sources), "-o", temporary, *flags]
+    command = [*start, f"-I{includePath()}", *map(str, sources), "-o", temporary, *flags]
     try:
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise createPoptorchError(f"buildCustomOp: the compiler {compiler!r} does not start: {error}") from error
+            raise createPoptorchError(f"buildCustomOp: the compiler {start[0]!r} does not start: {error}") from error
         if result.returncode:
-            raise createPoptorchError(f"buildCustomOp: {' '.join(command)} failed:\n{result.stderr or result.stdout}")
+            output = (result.stdout + result.stderr).strip() or f"no output, exit status {result.returncode}"
+            raise createPoptorchError(f"buildCustomOp: {shlex.join(command)} failed:\n{output}")
         os.replace(temporary, library)
     finally:
         Path(temporary).unlink(missing_ok=True)
