@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,8 @@ _DEFINED = [
 def _packages() -> Any:
     libraries = []
     for namespace, schema in _DEFINED:
+        if hasattr(getattr(torch.ops, namespace), schema.split("(")[0]):
+            continue  # the real package is loaded
         library = torch.library.Library(namespace, "FRAGMENT")
         library.define(schema)
         libraries.append(library)
@@ -126,3 +131,36 @@ def test_wrong_degree(capture) -> None:
             lambda p: torch.ops.torch_spline_conv.spline_basis(p, torch.tensor([3]), torch.tensor([1]), 4),
             torch.rand(2, 1),
         )
+
+
+def test_torchscript_functions_of_the_packages_are_seen_into(
+    capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_scatter_scripted.py").write_text(
+        "import torch\n"
+        "from typing import Optional\n"
+        "@torch.jit.script\n"
+        "def scatter_mul(src: torch.Tensor, index: torch.Tensor, dim: int, out: Optional[torch.Tensor], size: int):\n"
+        "    return torch.ops.torch_scatter.scatter_mul(src, index, dim, out, size)\n"
+        "@torch.jit.script\n"
+        "def twice(src: torch.Tensor, index: torch.Tensor):\n"
+        "    return scatter_mul(src, index, -1, None, 5) * 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scripted = importlib.import_module("torch_scatter_scripted")
+    monkeypatch.setitem(sys.modules, "torch_scatter", scripted)
+    found = _run(capture, scripted.twice, SRC, INDEX)
+    expected = torch.ones(2, 5).scatter_reduce(1, INDEX.expand(2, 5), SRC, "prod") * 2
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_gradient_of_products_that_are_written_into_out(capture) -> None:
+    def step(src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        src = src.requires_grad_()
+        out = torch.full((2, 5), 0.5)
+        torch.ops.torch_scatter.scatter_mul(src, index, -1, out, None)
+        return torch.autograd.grad(out.sum(), src)[0]
+
+    src = SRC.clone().requires_grad_()
+    torch.full((2, 5), 0.5).scatter_reduce(1, INDEX.expand(2, 5), src, "prod").sum().backward()
+    torch.testing.assert_close(_run(capture, step, SRC.clone(), INDEX), src.grad)

@@ -7,7 +7,10 @@ installed.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,9 +19,29 @@ from torch.overrides import TorchFunctionMode
 
 from poptorch.errors import createPoptorchError
 
+_PACKAGES = ("torch_scatter", "torch_spline_conv")
+
+
+class _Active(threading.local):
+    modes = 0
+
+
+_active = _Active()
+
 
 class ThirdPartyOps(TorchFunctionMode):
     """Replaces calls of known third-party operators by compositions of ATen operators."""
+
+    def __enter__(self) -> ThirdPartyOps:
+        if any(package in sys.modules for package in _PACKAGES):
+            _see_into_scripts()
+        _active.modes += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        _active.modes -= 1
+        super().__exit__(*exception)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = _REPLACEMENTS.get(_name_of(func))
@@ -29,6 +52,23 @@ def _name_of(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.name
     return func._qualified_op_name if isinstance(func, torch._ops.OpOverloadPacket) else ""
+
+
+@cache
+def _see_into_scripts() -> None:
+    """Run the packages' TorchScript functions as the Python that they were written in, while a model is captured.
+
+    No mode sees what the TorchScript interpreter calls. Outside of a capture, and for all other functions, nothing
+    changes.
+    """
+    original = torch.jit.ScriptFunction.__call__
+
+    def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+        if _active.modes and script.qualified_name.removeprefix("__torch__.").startswith(_PACKAGES):
+            return script._torchdynamo_inline(*args, **kwargs)
+        return original(script, *args, **kwargs)
+
+    torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign, assignment]
 
 
 def _scatter_shape(
@@ -61,7 +101,8 @@ def _scatter_mul(
     dim_size: int | None = None,
 ) -> torch.Tensor:
     index, dim, shape = _scatter_shape(src, index, dim, out, dim_size)
-    start = src.new_ones(shape) if out is None else out
+    # A copy of out: it is overwritten below, and the gradient needs what was there before.
+    start = src.new_ones(shape) if out is None else out.clone()
     result = start.scatter_reduce(dim, index, src, "prod", include_self=True)
     return result if out is None else out.copy_(result)
 
