@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import random
@@ -19,10 +20,13 @@ from typing import Any, NoReturn
 
 import numpy
 import torch
+from torch.utils.data import DataLoader, default_collate
 
 from poptorch._logging import logger
 from poptorch.arg_parsers import registerCustomArgParser
+from poptorch.data.collating import collate_into
 from poptorch.data.items import ItemStructure
+from poptorch.data.line import Line
 from poptorch.data.messages import Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings, Stop
 from poptorch.data.parcel import PackedParcel, Parcel
 from poptorch.data.ring import Ring, RingLayout, Rows, anonymous_file
@@ -59,6 +63,7 @@ def serve(
         dataset, parsers = parcel.unpack()
         for value_type, parser in parsers.items():
             registerCustomArgParser(value_type, parser)
+        gc.freeze()  # what is there now stays: do not look through all of torch again and again
         Producer(dataset, settings, connection).run()
         _end_workers(dataset)
     except _ConsumerGone:
@@ -67,7 +72,7 @@ def serve(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises once more for each worker
         summary = "".join(traceback.format_exception_only(error)).strip()
         with contextlib.suppress(OSError):
-            connection.send(Failed(summary, "".join(traceback.format_exception(error))))
+            Line(connection).send(Failed(summary, "".join(traceback.format_exception(error))))
         leave_now(1)
 
 
@@ -138,13 +143,22 @@ class Producer:
     def __init__(self, dataset: Any, settings: Settings, connection: Connection) -> None:
         self._dataset = dataset
         self._settings = settings
-        self._connection = connection
+        self._line = Line(connection)
         self._ring: Ring | None = None
         self._free: deque[int] = deque(range(settings.buffer_size))
         self._epoch = 0
         self._wanted = 0
         self._begun = settings.early_preload
         self._sent = 0
+        self._reserved: int | None = None
+        """A free slot that is being filled."""
+        if (
+            isinstance(dataset, DataLoader)
+            and dataset.num_workers == 0
+            and dataset.collate_fn is default_collate
+            and settings.rebatched_size is None
+        ):
+            dataset.collate_fn = self._collate_into_slot
 
     def run(self) -> None:
         """Load until :class:`Stop` arrives."""
@@ -181,16 +195,39 @@ class Producer:
     def _pass_on(self, item: Any) -> None:
         tensors, ring = self._accept(item)
         slot = self._free_slot()
-        rows: list[int] = []
-        for target, tensor in zip(ring.slots[slot], tensors, strict=True):
+        targets = ring.slots[slot]
+        places = {target.data_ptr() for target in targets}
+        for index, (target, tensor) in enumerate(zip(targets, tensors, strict=True)):
+            if tensor.data_ptr() != target.data_ptr() and tensor.data_ptr() in places:
+                tensors[index] = tensor.clone()  # was collated into the place of another, which comes next
+        complete = True
+        for target, tensor in zip(targets, tensors, strict=True):
             if target.shape != tensor.shape:
+                complete = False
                 if tensor.shape[0] > target.shape[0]:
                     ring.layout.check(tensors, rows_may_vary=False)  # raises: more rows than a slot has
                 target = target[: tensor.shape[0]]
-            target.copy_(tensor)
-            rows.append(len(tensor) if tensor.ndim else 0)
-        complete = all(t.shape == spec.shape for t, spec in zip(tensors, ring.layout.specs, strict=True))
-        self._send(slot, None if complete else tuple(rows))
+            if tensor.data_ptr() != target.data_ptr():
+                target.copy_(tensor)
+        self._reserved = None
+        self._send(slot, None if complete else tuple(len(tensor) if tensor.ndim else 0 for tensor in tensors))
+
+    def _collate_into_slot(self, items: Any) -> Any:
+        """Stack the tensors of a batch where the consumer will read them."""
+        if self._ring is None:
+            return default_collate(items)
+        vacant = list(zip(self._ring.layout.specs, range(len(self._ring.layout.specs)), strict=True))
+        ring = self._ring
+
+        def room(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
+            for spec, index in vacant:
+                if spec.shape == shape and spec.dtype is dtype:
+                    vacant.remove((spec, index))
+                    self._reserved = self._free_slot()
+                    return ring.slots[self._reserved][index].detach()
+            return None
+
+        return collate_into(items, room)
 
     def _rebatch(self, items: Iterator[Any], size: int) -> None:
         """Copy rows into a slot until it holds ``size`` of them, across the borders of incoming batches."""
@@ -232,7 +269,7 @@ class Producer:
         descriptor = anonymous_file(layout.total_bytes)
         try:
             self._say(Ready(layout))
-            send_handle(self._connection, descriptor, self._settings.parent_pid)
+            send_handle(self._line.connection, descriptor, self._settings.parent_pid)
             self._ring = Ring(layout, descriptor)
         finally:
             os.close(descriptor)
@@ -245,31 +282,33 @@ class Producer:
     # --- listening -----------------------------------------------------------------------------------------
 
     def _free_slot(self) -> int:
+        if self._reserved is not None:
+            return self._reserved
         self._obey(wait=False)
         while not self._free or (self._sent and not self._begun):
             self._obey(wait=True)
-        return self._free.popleft()
+        return self._free.pop()  # the one released last: its memory is still in the cache
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out what the consumer has asked for; with ``wait``, until it has asked for something."""
         if wait:
-            while self._settings.busy_wait and not self._connection.poll(0):
+            while self._settings.busy_wait and not self._line.pending():
                 pass
             self._carry_out(self._hear())
-        while self._connection.poll(0):
+        while self._line.pending():
             self._carry_out(self._hear())
         if self._wanted > self._epoch:
             raise _NextEpoch
 
     def _say(self, message: object) -> None:
         try:
-            self._connection.send(message)
+            self._line.send(message)
         except OSError:
             raise _ConsumerGone from None
 
     def _hear(self) -> object:
         try:
-            return self._connection.recv()
+            return self._line.receive()
         except (EOFError, OSError):
             raise _ConsumerGone from None
 

@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from poptorch import profiling
+from poptorch.data.pool import PooledCollate, forget_pools, slots_for
 from poptorch.data.segments import remove_segments
 from poptorch.data.waiting import WaitMeter
 from poptorch.profiling import channel
@@ -39,16 +46,44 @@ class _Metered:
         return batch
 
 
-class _InProcess(_Metered, _SingleProcessDataLoaderIter):
+class _Lean(_BaseDataLoaderIter):
+    """Marks each batch for torch's profiler only while one is running: a mark takes as long as loading a few items."""
+
+    def __next__(self) -> Any:
+        counted = self._dataset_kind == _DatasetKind.Iterable  # torch compares the count with the promised length
+        if counted or torch._C._autograd._profiler_enabled():
+            return super().__next__()
+        if self._sampler_iter is None:
+            self._reset()  # type: ignore[call-arg]  # as in torch
+        batch = self._next_data()  # type: ignore[var-annotated]
+        self._num_yielded += 1
+        return batch
+
+
+class _InProcess(_Metered, _Lean, _SingleProcessDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
         super().__init__(loader)
 
 
-class _WithWorkers(_Metered, _MultiProcessingDataLoaderIter):
+class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
+        self._slots = slots_for(loader.prefetch_factor)
         super().__init__(loader)
+
+    @property
+    def _collate_fn(self) -> Any:
+        """What the workers are started with."""
+        return self._pooled_collate
+
+    @_collate_fn.setter
+    def _collate_fn(self, collate_fn: Any) -> None:
+        self._pooled_collate = PooledCollate(collate_fn, self._slots)
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        forget_pools(worker.pid for worker in self._workers)
 
     def _next_data(self) -> Any:
         try:

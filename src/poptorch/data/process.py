@@ -23,6 +23,7 @@ from poptorch import arg_parsers
 from poptorch._logging import logger
 from poptorch.arg_parsers import ICustomArgParser
 from poptorch.data import background
+from poptorch.data.line import Line
 from poptorch.data.messages import Settings, Stop
 from poptorch.data.parcel import Parcel
 from poptorch.data.segments import members_of_group, remove_segments
@@ -89,7 +90,8 @@ class BackgroundProcess:
             their_lifeline.close()
         self.pid = process.pid
         self._process = process
-        self._connection = ours
+        self._line = Line(ours)
+        self._line_number = ours.fileno()
         self._poller = select.poll()
         self._poller.register(ours.fileno(), select.POLLIN)
         self._poller.register(process.sentinel, select.POLLIN)
@@ -102,11 +104,11 @@ class BackgroundProcess:
     def send(self, command: object) -> None:
         """Tell the process something; one that is gone is noticed by the next ``receive``."""
         with contextlib.suppress(OSError):
-            self._connection.send(command)
+            self._line.send(command)
 
     def pending(self) -> bool:
         """Whether ``receive`` would return at once."""
-        return self._connection.poll(0)
+        return self._line.pending()
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """The next message, or :class:`ProcessDied`, or :class:`DataTimeout` after ``timeout_s``."""
@@ -117,11 +119,8 @@ class BackgroundProcess:
             if timeout_s is not None:
                 wait_s = min(wait_s, started + timeout_s - time.monotonic())
             ready = self._poller.poll(max(0.0, wait_s) * 1000)
-            if any(descriptor == self._connection.fileno() for descriptor, _ in ready):
-                try:
-                    return self._connection.recv()
-                except (EOFError, ConnectionResetError):
-                    raise ProcessDied(self._how_it_ended()) from None
+            if any(descriptor == self._line_number for descriptor, _ in ready):
+                return self._take()
             # Workers of a killed process may hold its sentinel open: so do not trust the sentinel alone.
             if (ready or not self._process.is_alive()) and not self.pending():
                 raise ProcessDied(self._how_it_ended())
@@ -137,9 +136,15 @@ class BackgroundProcess:
                     self.pid, now - started,
                 )  # fmt: skip
 
+    def _take(self) -> Any:
+        try:
+            return self._line.receive()
+        except (EOFError, ConnectionResetError):
+            raise ProcessDied(self._how_it_ended()) from None
+
     def receive_descriptor(self) -> int:
         """The file descriptor that follows the message just received."""
-        return recv_handle(self._connection)
+        return recv_handle(self._line.connection)
 
     # --- ending --------------------------------------------------------------------------------------------
 
@@ -252,7 +257,7 @@ def _end_process(
 ) -> None:
     try:
         with contextlib.suppress(OSError):
-            connection.send(Stop())
+            Line(connection).send(Stop())
         process.join(patience_s)
         if process.is_alive():
             _interrupt(process, lifeline)

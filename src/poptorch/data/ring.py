@@ -111,9 +111,9 @@ class RingLayout:
                 "All items must look the same."
             )
         for index, (tensor, spec) in enumerate(zip(tensors, self.specs, strict=True)):
-            found = TensorSpec(tuple(tensor.shape), tensor.dtype)
-            if found == spec:
+            if tensor.dtype is spec.dtype and tensor.shape == spec.shape:
                 continue
+            found = TensorSpec(tuple(tensor.shape), tensor.dtype)
             same_but_rows = found.shape[1:] == spec.shape[1:] and found.dtype == spec.dtype
             if rows_may_vary and same_but_rows and found.shape:
                 continue
