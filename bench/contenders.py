@@ -1,73 +1,115 @@
-"""Everyone who runs a workload: eager PyTorch, ``torch.compile`` of the whole step, and wrapped models."""
+"""Everyone who runs a workload: eager PyTorch, ``torch.compile`` of the whole step, and wrapped models.
+
+    steps = contender("ours-native", WORKLOADS["lstm"], "train-adamw")
+    steps.call()                 # one call does steps.count optimizer steps, or inferences
+
+Nothing is compiled before the first call.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
 
 import torch
+from results import COMPILED
+from torch.utils.flop_counter import FlopCounterMode
 from workloads import Workload
 
 import poptorch
 
 Step = Callable[[], object]
-OPTIMIZERS = ("sgd", "adamw")
+Tensors = tuple[torch.Tensor, ...]
 
 
-def _optimizer(name: str, parameters: object, fused: bool) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=fused or None)  # type: ignore[arg-type]
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=fused or None)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Steps:
+    """What a contender does in one call, and how many steps of the workload that is."""
+
+    call: Step
+    count: int = 1
+    executor: poptorch.PoplarExecutor | None = None
+    """Ours only."""
 
 
-def _prepared(workload: Workload, training: bool) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+def contender(name: str, workload: Workload, mode: str, iterations: int = 1, accumulation: int = 1) -> Steps:
+    """One contender, not yet compiled.
+
+    ``accumulation`` micro-batches make a step. ``iterations`` steps make a call of ours (``deviceIterations``); for
+    the peers, which have no such thing, a call is a step. Ours reads its level at the first call: make that call
+    before the next contender is made.
+    """
+    if name.startswith("ours-"):
+        os.environ["POPTORCH_CODEGEN"] = name.removeprefix("ours-")
+        return _wrapped(workload, mode, iterations, accumulation)
+    model, inputs = _prepared(workload, mode)
+    if mode == "inference":
+        step = _inference(model, inputs)
+    else:
+        step = _training(model, inputs, _optimizer(mode, model, name.removeprefix("eager-")), accumulation)
+    return Steps(torch.compile(_with_code_of_its_own(step), mode=COMPILED[name]) if name in COMPILED else step)
+
+
+def switch_of_auto(workload: Workload, mode: str, iterations: int = 1) -> int | None:
+    """How many calls ``auto``, the default, interprets before it changes to native code; ``None``: all of them."""
+    executor = contender("ours-auto", workload, mode, iterations).executor
+    assert executor is not None
+    _, inputs = _prepared(workload, mode)
+    executor.compile(*_stacked(inputs, iterations))
+    return executor._build.executable.native_after  # not public; the benchmark lives with the package
+
+
+def counted_gflop(workload: Workload, mode: str) -> float:
+    """Floating-point operations of one step, in 10^9: matrix products and convolutions."""
+    # Without oneDNN, whose recurrent layers are single operations that the counter knows nothing about.
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        contender("eager", workload, mode).call()
+    return counter.get_total_flops() / 1e9
+
+
+def _prepared(workload: Workload, mode: str) -> tuple[torch.nn.Module, Tensors]:
     torch.manual_seed(0)
-    model = workload.model()
-    inputs = workload.inputs()
-    if training:
-        return model.train(), (*inputs, workload.target())
-    return model.eval(), inputs
+    model, inputs = workload.model(), workload.inputs()
+    if mode == "inference":
+        return model.eval(), inputs
+    return model.train(), (*inputs, workload.target())
 
 
-def eager_training(workload: Workload, optimizer: str, fused: bool = False) -> Step:
-    model, inputs = _prepared(workload, training=True)
-    opt = _optimizer(optimizer, model.parameters(), fused)
-
-    def step() -> object:
-        opt.zero_grad(set_to_none=True)
-        loss = model(*inputs)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return step
+def _optimizer(mode: str, model: torch.nn.Module, kind: str = "") -> torch.optim.Optimizer:
+    chosen: dict[str, bool] = {kind: True} if kind in ("foreach", "fused") else {}
+    if mode == "train-sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **chosen)
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, **chosen)
 
 
-def compiled_training(workload: Workload, optimizer: str) -> Step:
-    """``torch.compile`` of forward, backward and optimizer."""
-    model, inputs = _prepared(workload, training=True)
-    opt = _optimizer(optimizer, model.parameters(), fused=False)
+def _training(model: torch.nn.Module, inputs: Tensors, optimizer: torch.optim.Optimizer, accumulation: int) -> Step:
+    if accumulation == 1:
 
-    @torch.compile
-    def forward(*tensors: torch.Tensor) -> torch.Tensor:
-        return model(*tensors)
+        def step() -> object:
+            optimizer.zero_grad(set_to_none=True)
+            loss = model(*inputs)
+            loss.backward()
+            optimizer.step()
+            return loss
+    else:
 
-    @torch.compile(fullgraph=False)
-    def update() -> None:
-        opt.step()
+        # Everyone gets the whole batch and cuts it.
+        micro_batches = list(zip(*(t.chunk(accumulation) for t in _stacked(inputs, accumulation)), strict=True))
 
-    def step() -> object:
-        opt.zero_grad(set_to_none=True)
-        loss = forward(*inputs)
-        loss.backward()
-        update()
-        return loss
+        def step() -> object:
+            optimizer.zero_grad(set_to_none=True)
+            for micro_batch in micro_batches:
+                loss = model(*micro_batch)
+                (loss / accumulation).backward()
+            optimizer.step()
+            return loss
 
     return step
 
 
-def eager_inference(workload: Workload) -> Step:
-    model, inputs = _prepared(workload, training=False)
-
+def _inference(model: torch.nn.Module, inputs: Tensors) -> Step:
     def step() -> object:
         with torch.inference_mode():
             return model(*inputs)
@@ -75,27 +117,23 @@ def eager_inference(workload: Workload) -> Step:
     return step
 
 
-def compiled_inference(workload: Workload) -> Step:
-    model, inputs = _prepared(workload, training=False)
-    compiled = torch.compile(model)
-
-    def step() -> object:
-        with torch.inference_mode():
-            return compiled(*inputs)
-
-    return step
+def _with_code_of_its_own(step: Step) -> Step:
+    """Dynamo keeps what it compiled with the code object: two contenders must not look through each other's guards."""
+    assert isinstance(step, FunctionType)
+    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__)
 
 
-def wrapped_training(workload: Workload, optimizer: str, iterations: int = 1) -> Step:
-    """Ours; with more than one device iteration, the time of one call covers as many steps."""
-    model, inputs = _prepared(workload, training=True)
+def _wrapped(workload: Workload, mode: str, iterations: int, accumulation: int) -> Steps:
+    model, inputs = _prepared(workload, mode)
     options = poptorch.Options().deviceIterations(iterations).showCompilationProgressBar(False)
-    executor = poptorch.trainingModel(model, options, _optimizer(optimizer, model.parameters(), fused=False))
-    batch = [torch.cat([t] * iterations) for t in inputs]
-    return lambda: executor(*batch)
+    if mode == "inference":
+        executor = poptorch.inferenceModel(model, options)
+    else:
+        options.Training.gradientAccumulation(accumulation)
+        executor = poptorch.trainingModel(model, options, _optimizer(mode, model))
+    batch = _stacked(inputs, iterations * accumulation)
+    return Steps(lambda: executor(*batch), iterations, executor)
 
 
-def wrapped_inference(workload: Workload) -> Step:
-    model, inputs = _prepared(workload, training=False)
-    executor = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))
-    return lambda: executor(*inputs)
+def _stacked(inputs: Tensors, times: int) -> list[torch.Tensor]:
+    return [torch.cat([t] * times) if times > 1 else t for t in inputs]

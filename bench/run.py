@@ -1,184 +1,178 @@
 """The benchmark: every workload as training step and as inference, ours beside its peers, ratios from one run.
 
-    make bench                       # everything, writes bench/results.md and bench/results.json
-    python bench/run.py mlp-tiny     # one workload, printed only
+    make bench                                       # everything; writes bench/results.json and bench/results.md
+    make bench ARGS=--resume                         # goes on where an interrupted run stopped
+    python bench/run.py lstm --modes train-sgd       # single rows, printed only (--output NAME writes them)
 
-Each (workload, mode) runs in a process of its own. In it the contenders take turns, so that a noisy moment of the
-machine hits all of them, and medians are compared. Peak memory is measured in further processes, one a contender.
+A row is a workload in a mode. Each contender first runs in a process of its own, which measures its memory (see
+memory.py), fills the compiler's cache and shows whether it works at all: one that fails, or a ``max-autotune`` that
+does not finish compiling within the limit, is written as such in the table. Then all of them take turns in one
+process, so that a noisy moment of the machine hits everybody, and medians are compared; warm-up is not timed.
+
+Rows are saved as they are done. A run starts with an empty compiler cache (build/bench-cache), unless it resumes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import pathlib
-import platform
-import resource
-import statistics
-import subprocess
+import shlex
+import shutil
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-MODES = ("train-sgd", "train-adamw", "inference")
-PEERS = ("eager", "eager-fused", "compile")
-OURS = ("ours-interpret", "ours-native")
-ITERATIONS = 100
+import results
+from measuring import CACHE, HERE, gemm_peak, in_a_process, machine, take_turns, write_atomically
+from results import MODES, contenders_of
+
+WARM_UP = 3
+LIMIT = 900.0
+"""Seconds for any measurement: nothing hangs."""
+
+# Names that differ from the workload they run: a workload with another number of steps in a call of ours.
+DEVICE_ITERATIONS = {"mlp-tiny-d100": ("mlp-tiny", 100)}
 
 
-def contender(workload: str, mode: str, name: str):
-    """The step function of one contender, and how many steps one call of it does."""
-    os.environ["POPTORCH_CODEGEN"] = name.removeprefix("ours-") if name.startswith("ours") else "interpret"
-    import contenders
+def rows_of(names: list[str], modes: list[str]) -> list[tuple[str, str]]:
+    """All (workload, mode) that are asked for."""
     from workloads import WORKLOADS
 
-    chosen = WORKLOADS[workload]
-    if mode == "inference":
-        make = {
-            "eager": contenders.eager_inference,
-            "compile": contenders.compiled_inference,
-            "ours-interpret": contenders.wrapped_inference,
-            "ours-native": contenders.wrapped_inference,
-        }
-        return (make[name](chosen), 1) if name in make else (None, 1)
-    optimizer = mode.removeprefix("train-")
-    if name == "compile":
-        return contenders.compiled_training(chosen, optimizer), 1
-    if name.startswith("eager"):
-        return contenders.eager_training(chosen, optimizer, fused=name == "eager-fused"), 1
-    iterations = ITERATIONS if workload == "mlp-tiny" else 1
-    return contenders.wrapped_training(chosen, optimizer, iterations), iterations
+    known = [*WORKLOADS, *DEVICE_ITERATIONS]
+    unknown = set(names) - set(known)
+    if unknown:
+        sys.exit(f"unknown workloads: {', '.join(sorted(unknown))}. There are: {', '.join(known)}")
+    chosen = [name for name in known if not names or name in names]
+    chosen.sort(key=lambda name: list(WORKLOADS).index(DEVICE_ITERATIONS.get(name, (name,))[0]))
+    # Inference does not return to the host between iterations: many of them in a call are a training matter.
+    return [(n, mode) for n in chosen for mode in modes if n not in DEVICE_ITERATIONS or mode != "inference"]
 
 
-def measure(workload: str, mode: str, rounds: int, seconds: float) -> dict[str, float]:
-    """Median milliseconds a step of every contender, taking turns."""
-    steps = {}
-    for name in (*PEERS, *OURS):
-        step, count = contender(workload, mode, name)
-        if step is not None:
-            for _ in range(3):
-                step()
-            steps[name] = (step, count)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    repeats = {name: _repeats(step, seconds) for name, (step, _) in steps.items()}
-    for _ in range(rounds):
-        for name, (step, count) in steps.items():
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                step()
-            times[name].append((time.perf_counter() - start) / repeats[name] / count * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+def make(workload: str, mode: str, name: str) -> Any:
+    """One contender of a row."""
+    from contenders import contender
+    from workloads import WORKLOADS
+
+    original, iterations = DEVICE_ITERATIONS.get(workload, (workload, 1))
+    return contender(name, WORKLOADS[original], mode, iterations)
 
 
-def _repeats(step, seconds: float) -> int:
-    start = time.perf_counter()
-    step()
-    return max(1, math.ceil(seconds / (time.perf_counter() - start)))
+def measure_memory(workload: str, mode: str, name: str) -> dict[str, float]:
+    """In a process of its own: MiB of one contender."""
+    from memory import peak_memory
+
+    return peak_memory(lambda: make(workload, mode, name).call)
 
 
-def peak_memory(workload: str, mode: str, name: str) -> float:
-    """Peak resident MiB that running a contender adds to the imports."""
-    step, _ = contender(workload, mode, name)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-
-
-def child(*arguments: str) -> dict:
-    """Run this script for one measurement in a fresh process."""
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=1800)
-    if done.returncode:
-        return {"error": f"exit code {done.returncode}"}
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def machine() -> dict[str, object]:
+def measure_times(workload: str, mode: str, names: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+    """In a process of its own: the contenders in turn."""
     import torch
+    from contenders import counted_gflop, switch_of_auto
+    from workloads import WORKLOADS
 
-    with open("/proc/cpuinfo") as file:
-        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), "unknown")
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-
-
-def best(row: dict[str, float], names: tuple[str, ...]) -> float:
-    return min(row[n] for n in names if n in row)
-
-
-def table(results: list[dict]) -> str:
-    """The rows as a Markdown table, with geometric means below."""
-    lines = [
-        "| workload | mode | eager | eager fused | compile | ours interpret | ours native | interpret / eager |"
-        " best ours / best peer |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    ratios: dict[str, list[float]] = {}
-    for result in results:
-        row = result["ms"]
-        cells = [f"{row[n]:.3f}" if n in row else "–" for n in (*PEERS, *OURS)]
-        ratio = best(row, PEERS) / best(row, OURS)
-        ratios.setdefault("inference" if result["mode"] == "inference" else "training", []).append(ratio)
-        lines.append(
-            f"| {result['workload']} | {result['mode']} | {' | '.join(cells)} | "
-            f"{row['eager'] / row['ours-interpret']:.2f} | {ratio:.2f} |"
-        )
-    for kind, values in ratios.items():
-        lines.append(f"\nGeometric mean, {kind}: {math.exp(statistics.fmean(map(math.log, values))):.2f}")
-    return "\n".join(lines)
+    original, iterations = DEVICE_ITERATIONS.get(workload, (workload, 1))
+    steps, failed = {}, {}
+    for name in names:
+        try:
+            steps[name] = make(workload, mode, name)
+            for _ in range(WARM_UP):
+                steps[name].call()
+        except Exception as error:  # noqa: BLE001  whatever it is, it belongs in the table
+            steps.pop(name, None)
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    calls = take_turns({name: each.call for name, each in steps.items()}, rounds, seconds)
+    gflop = counted_gflop(WORKLOADS[original], mode)
+    return {
+        "ms": {name: time / steps[name].count for name, time in calls.items()},
+        "failed": failed,
+        "gflop": gflop,
+        "floor": gflop / gemm_peak(torch.get_num_threads()) * 1e3,
+        "auto": {"native_after": switch_of_auto(WORKLOADS[original], mode, iterations)},
+    }
 
 
-def write(results: list[dict], facts: dict[str, object]) -> None:
-    (HERE / "results.json").write_text(json.dumps({"machine": facts, "results": results}, indent=1) + "\n")
-    text = (
-        "# Benchmark results\n\nMade by the command below. Milliseconds a step (medians, contenders in turn); the last "
-        "columns are ratios, larger is better for us.\n\n"
-        + "\n".join(f"- {key}: {value}" for key, value in facts.items())
-        + f"\n- `mlp-tiny` training uses deviceIterations({ITERATIONS}) on our side\n\n"
-        + table(results)
-        + "\n"
-    )
-    (HERE / "results.md").write_text(text)
+def measure_row(workload: str, mode: str, arguments: argparse.Namespace) -> results.Row:
+    """Everything about one workload in one mode."""
+    names = [n for n in contenders_of(mode) if n in arguments.contenders]
+    memory: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+
+    def alone(name: str) -> None:
+        limit = arguments.limit if name == "compile-max" else LIMIT
+        got = in_a_process([__file__, "--memory-of", workload, mode, name], limit)
+        if "error" in got:
+            failed[name] = got["error"]
+        else:
+            memory[name] = got
+
+    first = names if arguments.memory else [n for n in names if n.startswith("compile")]
+    with ThreadPoolExecutor(2) as pool:  # memory does not depend on the time: two at once
+        list(pool.map(alone, [n for n in first if n != "compile-max"]))
+    if "compile-max" in first:  # measures kernels while it compiles: on a quiet machine, please
+        alone("compile-max")
+
+    going = [n for n in names if n not in failed]
+    settings = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds)]
+    row = in_a_process([__file__, "--times-of", workload, mode, *going, *settings], LIMIT)
+    if "error" in row:
+        row = {"ms": {}, "failed": dict.fromkeys(going, row["error"])}
+    row["failed"] = {**failed, **row["failed"]}
+    ordered = {n: memory[n] for n in names if n in memory} if arguments.memory else {}
+    return {"workload": workload, "mode": mode, **row, "memory": ordered}
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    everybody = [*results.PEERS, *results.OURS]
+    parser.add_argument("--contenders", nargs="+", default=everybody, choices=everybody, help="default: all")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (default: 15)")
+    parser.add_argument("--seconds", type=float, default=0.12, help="time of one turn (default: 0.12)")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for max-autotune to compile (default: 300)")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure times only")
+    parser.add_argument("--resume", action="store_true", help="keep the rows and the cache of an interrupted run")
+    parser.add_argument("--output", type=Path, metavar="NAME", help="write NAME.json and NAME.md")
+    # What this script runs in processes of its own:
+    parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--times-of", nargs="+", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*")
-    parser.add_argument("--modes", nargs="*", default=MODES)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.15, help="time of one turn")
-    parser.add_argument("--child", nargs=2, metavar=("WORKLOAD", "MODE"))
-    parser.add_argument("--memory", nargs=3, metavar=("WORKLOAD", "MODE", "CONTENDER"))
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    if arguments.child:
-        print(json.dumps(measure(*arguments.child, arguments.rounds, arguments.seconds)))
+    arguments = parsed()
+    if arguments.memory_of:
+        print(json.dumps(measure_memory(*arguments.memory_of)))
         return
-    if arguments.memory:
-        print(json.dumps({"mib": peak_memory(*arguments.memory)}))
+    if arguments.times_of:
+        workload, mode, *names = arguments.times_of
+        print(json.dumps(measure_times(workload, mode, names, arguments.rounds, arguments.seconds)))
         return
-    from workloads import WORKLOADS
 
-    results = []
-    for workload in arguments.workloads or WORKLOADS:
-        for mode in arguments.modes:
-            settings = ("--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds))
-            row = child("--child", workload, mode, *settings)
-            memory = {
-                name: child("--memory", workload, mode, name).get("mib")
-                for name in ("eager", *OURS)
-                if name in row
-            }
-            if "error" in row:
-                print(f"{workload} {mode}: {row['error']}", file=sys.stderr)
-                continue
-            results.append({"workload": workload, "mode": mode, "ms": row, "mib": memory})
-            print(workload, mode, {k: round(v, 3) for k, v in row.items()}, memory, flush=True)
-    print(table(results))
-    if not arguments.workloads:
-        write(results, {**machine(), "command": " ".join(["python bench/run.py", *sys.argv[1:]])})
+    output = arguments.output or (None if arguments.workloads else HERE / "results")
+    data: dict[str, Any] = {"machine": machine(), "results": []}
+    data["machine"]["command"] = shlex.join(["python", "bench/run.py", *sys.argv[1:]])
+    if not arguments.resume:
+        shutil.rmtree(CACHE, ignore_errors=True)
+    elif output is not None and output.with_suffix(".json").exists():
+        before = results.load(output.with_suffix(".json"))
+        data["results"] = before["results"]
+        if before["machine"].get("commit") != data["machine"]["commit"]:
+            data["machine"]["note"] = f"rows before this run are from commit {before['machine'].get('commit')}"
+            print(data["machine"]["note"], file=sys.stderr)
+
+    done = {(row["workload"], row["mode"]) for row in data["results"] if row["ms"]}
+    for workload, mode in rows_of(arguments.workloads, arguments.modes):
+        if (workload, mode) in done:
+            continue
+        row = measure_row(workload, mode, arguments)
+        data["results"] = [r for r in data["results"] if (r["workload"], r["mode"]) != (workload, mode)] + [row]
+        print(workload, mode, {k: round(v, 3) for k, v in row["ms"].items()}, row["failed"] or "", flush=True)
+        if output is not None:
+            write_atomically(output.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+            write_atomically(output.with_suffix(".md"), results.report(data))
+    print(results.report(data))
 
 
 if __name__ == "__main__":

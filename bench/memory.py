@@ -1,0 +1,99 @@
+"""Peak memory of a training step or an inference, in a process that runs one contender and nothing else.
+
+What is compared is the memory of the *steps*: weights, gradients, optimizer state, inputs, activations, outputs and
+the workspaces of kernels. Not compared are the interpreter, libraries, compilers and the code that they produced.
+
+1. The contender is built and warmed up, compilation included; everything it compiled stays loaded.
+2. ``settled``: garbage is collected and the C library gives its free pages back (``malloc_trim``); what is resident
+   now is code plus the tensors that live between two steps. The bytes of these tensors, ``live``, are counted: every
+   storage of every tensor in the process, once.
+3. ``VmHWM`` is set back (``/proc/self/clear_refs``), steps run, and ``VmHWM`` says the highest resident size.
+
+The peak of the steps is ``VmHWM - settled + live``: the same rule for all, whatever they keep loaded. Two further
+figures take nothing away but what was resident before the model was built (torch, poptorch and torch's compiler are
+imported by then, and the libraries' thread pools exist, for everybody): ``resident``, the peak of the same steps, and
+``start-up``, the peak of building, compiling and the first steps. The kernel counts pages in batches for each
+thread: differences below half a MiB mean nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+MIB = 2**20
+WARM_UP = 3
+STEPS = 5
+
+
+def peak_memory(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
+    """MiB of a contender that ``make`` builds and that is called without arguments."""
+    _load_what_everybody_may_use()
+    _settle()
+    before = _status("VmRSS")
+    _reset_peak()
+    call = make()
+    for _ in range(WARM_UP):
+        call()
+    startup = _status("VmHWM") - before
+    _settle()
+    settled, live = _status("VmRSS"), live_bytes()
+    _reset_peak()
+    for _ in range(STEPS):
+        call()
+    peak = _status("VmHWM")
+    return {
+        "peak": (peak - settled + live) / MIB,
+        "live": live / MIB,
+        "resident": (peak - before) / MIB,
+        "startup": startup / MIB,
+    }
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors in this process; a storage that several share counts once."""
+    storages: dict[int, int] = {}
+    opaque = 0
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
+            continue
+        for tensor in (thing, thing.grad if thing.is_leaf else None):
+            if tensor is None or tensor.device.type != "cpu":
+                continue
+            if tensor.is_mkldnn:  # packed weights have no storage that could be asked
+                opaque += tensor.numel() * tensor.element_size()
+            elif tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if storage.device.type == "cpu":
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values()) + opaque
+
+
+def _load_what_everybody_may_use() -> None:
+    """Imports, thread pools and the first allocations of the kernel libraries are nobody's."""
+    for module in ("poptorch", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.cpp_builder"):
+        importlib.import_module(module)
+    x = torch.randn(256, 256, requires_grad=True)
+    (x @ x).relu().sum().backward()
+    torch.nn.functional.conv2d(torch.randn(1, 8, 16, 16), torch.randn(8, 8, 3, 3, requires_grad=True)).sum().backward()
+
+
+def _settle() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status(field: str) -> int:
+    """Bytes, from the kernel's account of this process."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def _reset_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
