@@ -4,7 +4,7 @@
     python bench/data.py --quick    # a first impression
 
 Two questions. With a light transform, does the loader deliver at least as many batches per second as
-PyTorch's with the same workers? With a heavy transform and a model that takes about as long, how much of the
+PyTorch's with the same workers, to a program that does not look at them and to one that reads each once? With a heavy transform and a model that takes about as long, how much of the
 loading time does ``Async`` hide compared with ``Sync``?
 """
 
@@ -39,20 +39,25 @@ class Images(Dataset[Any]):
         return image, index % 10
 
 
-def consume(batches: Iterable[Any], work: Callable[[], None] | None = None) -> float:
+def consume(batches: Iterable[Any], work: Callable[[Any], object] | None = None) -> float:
     """Seconds for one epoch."""
     started = time.perf_counter()
-    for _ in batches:
+    for batch in batches:
         if work is not None:
-            work()
+            work(batch)
     return time.perf_counter() - started
 
 
-def busy(seconds: float) -> Callable[[], None]:
+def read(batch: Any) -> None:
+    """Look at every value once, as any model does."""
+    batch[0].sum()
+
+
+def busy(seconds: float) -> Callable[[Any], None]:
     """A model that computes for a fixed time on one core."""
     left, right = torch.randn(128, 128), torch.randn(128, 128)
 
-    def work() -> None:
+    def work(batch: Any) -> None:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             left @ right
@@ -83,10 +88,14 @@ def light_transform(workers: int, batches: int, repeats: int) -> None:
         loaders = {"torch": theirs, "Sync": sync, "Async": background}
         for loader in loaders.values():
             consume(loader)  # workers are up
-        times = interleaved({name: lambda source=loader: consume(source) for name, loader in loaders.items()}, repeats)
-    print(f"light transform, {workers} workers: batches per second")
-    for name, seconds in times.items():
-        print(f"  {name:<6} {batches / seconds:8.0f}   {times['torch'] / seconds:5.2f}x torch")
+        for title, work in (("", None), (", each read once", read)):
+            contestants = {
+                name: lambda source=loader, work=work: consume(source, work) for name, loader in loaders.items()
+            }
+            times = interleaved(contestants, repeats)
+            print(f"light transform, {workers} workers{title}: batches per second")
+            for name, seconds in times.items():
+                print(f"  {name:<6} {batches / seconds:8.0f}   {times['torch'] / seconds:5.2f}x torch")
 
 
 def heavy_transform(batches: int, repeats: int) -> None:
@@ -121,7 +130,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     for workers in (1,) if quick else (0, 1, 2):
-        light_transform(workers, batches=60 if quick else 200, repeats=3 if quick else 7)
+        light_transform(workers, batches=60 if quick else 100, repeats=3 if quick else 9)
     heavy_transform(batches=40 if quick else 100, repeats=3 if quick else 5)
 
 
