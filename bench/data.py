@@ -4,8 +4,9 @@
     python bench/data.py --quick    # a first impression
 
 Two questions. With a light transform, does the loader deliver at least as many batches per second as
-PyTorch's with the same workers, to a program that does not look at them and to one that reads each once? With a heavy transform and a model that takes about as long, how much of the
-loading time does ``Async`` hide compared with ``Sync``?
+PyTorch's with the same workers, to a program that does not look at them and to one that reads each once?
+With a heavy transform and a model that takes about as long, how much of the loading time does ``Async`` hide
+compared with ``Sync``?
 """
 
 from __future__ import annotations

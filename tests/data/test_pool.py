@@ -114,6 +114,26 @@ def test_dropped_batches_are_overwritten_rather_than_piled_up(two_workers: dict[
     assert len(set(places)) <= 2 * (1 + pool.slots_for(2)), "the first batch of a worker comes without a slot"
 
 
+class Shared(Dataset[torch.Tensor]):
+    """Every item is the same tensor in shared memory."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(5).share_memory_()
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.tensor
+
+
+def test_what_the_user_shares_stays_shared(two_workers: dict[str, Any]) -> None:
+    dataset = Shared()
+    for batch in DataLoader(Options(), dataset, collate_fn=passed_through, **two_workers):
+        batch[0].add_(1)
+    assert dataset.tensor.tolist() == [10.0] * 5
+
+
 def keep_looking(batch: torch.Tensor, go: Any, answer: Any) -> None:
     go.wait(60)
     answer.send(batch.tolist())

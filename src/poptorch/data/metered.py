@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
-    _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -50,7 +49,7 @@ class _Lean(_BaseDataLoaderIter):
     """Marks each batch for torch's profiler only while one is running: a mark takes as long as loading a few items."""
 
     def __next__(self) -> Any:
-        counted = self._dataset_kind == _DatasetKind.Iterable  # torch compares the count with the promised length
+        counted = self._IterableDataset_len_called is not None  # torch compares the count with this length
         if counted or torch._C._autograd._profiler_enabled():
             return super().__next__()
         if self._sampler_iter is None:

@@ -157,6 +157,8 @@ class _ShippingPickler(ForkingPickler):
         if type(obj) is not torch.Tensor or not _can_be_placed(obj):
             return NotImplemented
         self.size += aligned(obj.nbytes)
+        if obj.is_shared():  # passed on without a copy, and what the user shares stays shared
+            return NotImplemented
         place = self._slot.place_of(obj) if self._slot is not None else None
         if place is None:
             return NotImplemented
