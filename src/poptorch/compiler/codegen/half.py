@@ -123,10 +123,13 @@ class Weights(list[torch.Tensor]):
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         super().__init__(tensors)
         self.copies = Copies()
+        self.derived: dict[Any, Any] = {}
+        """What generated code computed from the weights ahead of its calls, by that code."""
 
     def changed(self) -> None:
-        """To be called whenever an element was written to."""
+        """To be called whenever an element, or a buffer that goes with the weights, was written to."""
         self.copies.outdated()
+        self.derived.clear()
 
 
 def copies_of(parameters: Any) -> Copies:
@@ -137,9 +140,7 @@ def copies_of(parameters: Any) -> Copies:
 class HalfPlan:
     """Which nodes of a graph compute in float32, and how long the copies of their operands are needed."""
 
-    def __init__(
-        self, graph: fx.Graph, numerics: Numerics, parameters: Mapping[fx.Node, int] | None = None
-    ) -> None:
+    def __init__(self, graph: fx.Graph, numerics: Numerics, parameters: Mapping[fx.Node, int] | None = None) -> None:
         self._numerics = numerics
         self.parameters = dict(parameters or {})
         self._taken = {n for n in graph.nodes if self._decide(n)}
