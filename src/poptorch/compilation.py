@@ -28,7 +28,7 @@ from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import Structure, TensorLeaf, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.codegen.interpret import generate
-from poptorch.compiler.codegen.levels import Level, calls_before_switch, generate_at, level_for
+from poptorch.compiler.codegen.levels import calls_at_first_level, level_for
 from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.opinfo import Sweep, info_of
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
@@ -51,8 +51,8 @@ from poptorch.ops.planning import check_overlap
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
 
-STEPS = 5 + len(LOWERING)
-"""Progress steps of one compilation: capture, functional form, the passes and the anchors, code, update."""
+STEPS = 6 + len(LOWERING)
+"""Progress steps of one compilation: capture, functional form, passes and anchors, code, update, native code."""
 
 _tracing = threading.RLock()
 """Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because a compile hook may
@@ -162,8 +162,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     _announce(program, options)
     plan = _plan(program, options, ipus)
     alone = plan is None and loop.replicas == 1 and not request.groups
-    level = level_for(program) if alone else Level.INTERPRET
-    generated = generate_at(level, program, torch.get_num_threads())
+    generated = generate(program)
     if plan is None and not alone:
         plan = whole_plan(program, generated)
     executable = Executable(
@@ -178,8 +177,8 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
         groups=dict(request.groups),
         watch=watch,
     )
-    if level is Level.AUTO:
-        executable.native_after = calls_before_switch(program, loop.device_iterations * loop.gradient_accumulation)
+    micro_batches = loop.device_iterations * loop.micro_batches_per_update
+    executable.native_after = calls_at_first_level(level_for(program), program, micro_batches)
     progress()
     used = None
     if training and program.gradients:

@@ -22,7 +22,6 @@ from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, ch
 from poptorch.capture.state import collect_state
 from poptorch.capture.structure import unflatten
 from poptorch.compilation import STEPS, Build, CompileRequest, compile_model
-from poptorch.compiler.codegen.native import generate_native
 from poptorch.compiler.program import Program
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
@@ -261,6 +260,9 @@ class PoplarExecutor(Inspection):
         build = compile_model(request, progress.step)
         self._check_updatable_buffers(build)
         engine = Engine(build.executable)
+        if build.executable.native_after == 0:
+            engine.use_native_code()
+        progress.step()
         if self._options.connection_type == ConnectionType.OnDemand:
             self._attach(build.ipus_per_replica)
         self._upload(engine)
@@ -528,9 +530,8 @@ class PoplarExecutor(Inspection):
         self._calls += 1
         executable = build.executable
         if executable.native_after is not None and self._calls > executable.native_after:
-            executable.native_after = None
             logger.info("Compiling the program to native code after %d calls", self._calls - 1)
-            engine.replace_code(generate_native(executable.program, torch.get_num_threads()))
+            engine.use_native_code()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""

@@ -53,7 +53,10 @@ class Executable:
 
     synthetic_data: int = 0
     native_after: int | None = None
-    """After how many calls the program changes from interpreted to native code; ``None``: never."""
+    """After how many calls the program changes from interpreted to native code; ``None``: never (again)."""
+
+    step: Generated | None = None
+    """A micro-batch and the update behind it as one piece of native code, where each is followed by one."""
 
     update_shards: list[UpdateShard] = field(default_factory=list)
     """The update in pieces, where replicas own shards of the optimizer's state."""
@@ -70,6 +73,12 @@ class Executable:
 
     watch: GradientWatch = field(default_factory=GradientWatch)
     """What automatic loss scaling counts."""
+
+    @property
+    def updates_every_time(self) -> bool:
+        """Whether each micro-batch is followed by an update of whole weights with exactly its gradients."""
+        alone = self.plan is None and self.loop.micro_batches_per_update == 1 and not self.update_shards
+        return alone and self.update is not None and not self.accumulator_types and not self.watch.outputs
 
     @property
     def needs_device(self) -> bool:

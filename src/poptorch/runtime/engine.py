@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from poptorch.compiler.codegen.half import Weights
-from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.randomness import RandomSource, mix
 from poptorch.compiler.program import Role
-from poptorch.compiler.update import State
+from poptorch.compiler.update import State, flat_arguments
 from poptorch.executable.executable import Executable
 from poptorch.executable.loop import Loop, Tick
 from poptorch.runtime import schedule
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.loss_scale import LossScaler, Tally
+from poptorch.runtime.native import to_native
 from poptorch.runtime.owners import update_shards
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
 from poptorch.runtime.stamps import SequentialStamps, Stamps
@@ -57,9 +57,7 @@ class Engine:
 
         self._tally = Tally()
         self._scale = [self.loss_scale]  # what back-propagation starts from
-        self.counters = PerfCounters(
-            num_inputs=len(program.ports_of(Role.INPUT)), num_outputs=self._num_device_results
-        )
+        self.counters = PerfCounters(num_inputs=len(program.ports_of(Role.INPUT)), num_outputs=self._num_device_results)
         self.anchored: dict[str, torch.Tensor] = {}
         self.seed: int | None = None
         self._position = 0
@@ -75,10 +73,10 @@ class Engine:
         e = self.executable
         return once and not e.program.training and not e.anchors and not e.synthetic_data and self.parallel is None
 
-    def replace_code(self, code: Generated) -> None:
-        """Run the micro-batch program by other code from the next call on."""
-        self.executable.micro_batch = code
-        self._run_micro_batch = code.run
+    def use_native_code(self) -> None:
+        """Run native code from the next call on."""
+        to_native(self.executable)
+        self._run_micro_batch = self.executable.micro_batch.run
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -89,7 +87,6 @@ class Engine:
             return
         for name, target in zip(self._parameter_names, self._parameters, strict=True):
             target.copy_(tensors[name])
-        self._weights_changed()
         self.upload_buffers(tensors, self._buffer_names)
 
     def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
@@ -98,6 +95,7 @@ class Engine:
             for name, target in zip(self._buffer_names, buffers, strict=True):
                 if name in names:
                     target.copy_(tensors[name])
+        self._weights_changed()  # what was computed ahead from either is outdated
 
     def _allocate(self, tensors: Mapping[str, torch.Tensor]) -> None:
         def device_copy(name: str) -> torch.Tensor:
@@ -182,9 +180,7 @@ class Engine:
         torch._C._set_grad_enabled(False)  # as torch.no_grad, without its Python frames
         try:
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = self._run_micro_batch(
-                    self._parameters, self._buffers[0], self._constants, inputs, (), random
-                )
+                outputs = self._run_micro_batch(self._parameters, self._buffers[0], self._constants, inputs, (), random)
         finally:
             torch._C._set_grad_enabled(grad_enabled)
         self._position += 1
@@ -200,17 +196,23 @@ class Engine:
         stamps = SequentialStamps(loop, executable.synthetic_data != 0)
         first_anchor = self._num_device_results + self._num_gradients
         scale = self._scale if self._scaled else ()
+        step = self._whole_step()
         for tick in loop.ticks():
             stamps.input()
             block = self._slice(inputs, loop.input_block(tick))
             stamps.input_complete()
-            outputs = self._run_micro_batch(
+            run = self._run_micro_batch if step is None else step
+            outputs = run(
                 self._parameters, self._buffers[tick.replica], self._constants, block, scale, self._random(tick)
             )
             stamps.output(tick)
             for stream, value in zip(results, outputs, strict=False):
                 stream.put(tick, value)
             stamps.output_complete(tick)
+            if step is not None:
+                self._position += 1
+                self._anchor(tick, anchors, outputs[self._num_device_results :])
+                continue
             if self._num_gradients:
                 self._accumulator.add(outputs[self._num_device_results : first_anchor])
             for count in outputs[len(outputs) - executable.watch.outputs :]:
@@ -223,6 +225,15 @@ class Engine:
         stamps.store(self.counters)
         self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
         return self._returned(results)
+
+    def _whole_step(self) -> Callable[..., Sequence[torch.Tensor]] | None:
+        """Micro-batch and update in one piece of code, if there is one and nothing has to happen between them."""
+        code = self.executable.step
+        if code is None or self.scaler is not None:
+            return None
+        state = flat_arguments((), (), self.optimizer_state, self.hyper)
+        run = code.run
+        return lambda *arguments: run(*arguments, state)
 
     def _run_parallel(self, runner: ParallelRunner, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         executable, loop = self.executable, self._loop

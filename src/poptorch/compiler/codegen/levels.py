@@ -16,13 +16,13 @@ from torch.utils.flop_counter import flop_registry
 
 from poptorch import environment
 from poptorch._logging import log_once
-from poptorch.compiler.codegen.interpret import Generated, generate
-from poptorch.compiler.codegen.native import compiler_exists, generate_native
+from poptorch.compiler.codegen.inductor import Entry, compiler_exists
 from poptorch.compiler.program import Program
 
 _SECONDS_PER_CALL = 5e-6
 _BYTES_PER_SECOND = 5e9
 _FLOPS_PER_SECOND = 5e10
+_SMALL_SECONDS = 2e-3
 SWITCH_AFTER_SECONDS = 60.0
 """Estimated run time after which ``auto`` compiles: a multiple of what compiling a mid-sized model takes."""
 
@@ -50,7 +50,7 @@ def level_for(program: Program) -> Level:
 
     float16 kernels compute in float32 and round (see :mod:`poptorch.compiler.codegen.half`), checks of single
     operations need single operations, and oneDNN's recurrent layers keep a workspace for their backward pass that
-    Inductor does not know of: these are the interpreter's.
+    Inductor does not know of, so training them is the interpreter's, as are the others.
     """
     level = chosen_level()
     if level is Level.INTERPRET or (program.numerics.plain and not _has_half(program) and not _recurs(program)):
@@ -60,7 +60,7 @@ def level_for(program: Program) -> Level:
 
 
 def _recurs(program: Program) -> bool:
-    return any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in program.operations())
+    return program.training and any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in program.operations())
 
 
 def _has_half(program: Program) -> bool:
@@ -68,9 +68,16 @@ def _has_half(program: Program) -> bool:
     return any(isinstance(v, torch.Tensor) and v.dtype in (torch.float16, torch.bfloat16) for v in values)
 
 
-def generate_at(level: Level, program: Program, threads: int) -> Generated:
-    """Code for one program; ``auto`` starts interpreted."""
-    return generate_native(program, threads) if level is Level.NATIVE else generate(program)
+def calls_at_first_level(level: Level, program: Program, micro_batches: int) -> int | None:
+    """How many calls, each of so many micro-batches, run interpreted; ``None``: all of them."""
+    if level is Level.INTERPRET:
+        return None
+    return 0 if level is Level.NATIVE else calls_before_switch(program, micro_batches)
+
+
+def entry_for(program: Program) -> Entry:
+    """Who calls the kernels: C++ where Python between them would be seen, because they are small."""
+    return Entry.CPP if estimated_seconds(program) < _SMALL_SECONDS else Entry.PYTHON
 
 
 def calls_before_switch(program: Program, micro_batches: int) -> int:

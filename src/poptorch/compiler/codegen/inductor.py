@@ -1,0 +1,130 @@
+"""The only place that talks to TorchInductor: decompose a function into its operators, compile a graph to a kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Takes its inputs as a list, which it empties, and returns its outputs."""
+
+
+class Entry(enum.Enum):
+    """What calls the kernels of a compiled graph one after the other."""
+
+    PYTHON = "python"
+    """Compiles fastest."""
+
+    CPP = "c++"
+    """No Python between kernels: for graphs of many small ones, and for graphs that run beside others, because the
+    interpreter lock is released."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code is compiled for."""
+
+    threads: int
+    """The number of cores that one kernel may use; Inductor builds it into the code."""
+
+    entry: Entry = Entry.PYTHON
+
+
+def compiler_exists() -> bool:
+    """Whether Inductor would find a C++ compiler."""
+    from torch._inductor import config
+
+    names = config.cpp.cxx
+    return any(name is not None and shutil.which(name) for name in (names if isinstance(names, tuple) else (names,)))
+
+
+def fake_mode() -> FakeTensorMode:
+    """Describes tensors without memory; constants of the graph stay real."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def decompose(function: Callable[..., tuple[Any, ...]], fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The graph of a function in the operators that Inductor fuses. To be called within the fakes' mode."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with torch.no_grad():
+        graph_module = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="real")(*fakes)
+    return plain(graph_module)
+
+
+def functional(function: Callable[..., tuple[Any, ...]], fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The graph of a function that writes into its arguments, with all writes at the end."""
+    with torch.no_grad():
+        return plain(make_fx(torch.func.functionalize(function), tracing_mode="real")(*fakes))
+
+
+def plain(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Arguments and results as flat as they are, whatever structure the tracer has seen."""
+    graph_module.graph.set_codegen(fx.graph.CodeGen())
+    graph_module.recompile()
+    return graph_module
+
+
+def replay(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """A function that does what the graph does, operation by operation."""
+    interpreter = fx.Interpreter(graph_module)
+    return lambda *flat: interpreter.run(*flat, enable_io_processing=False)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel, and how its outputs lie in memory."""
+
+    run: Kernel
+    strides: list[tuple[int, ...] | None]
+
+
+def compile_graph(
+    graph_module: fx.GraphModule,
+    fakes: Sequence[torch.Tensor],
+    target: Target,
+    *,
+    is_backward: bool = False,
+    is_inference: bool = False,
+    fixed: int | None = None,
+) -> Compiled:
+    """One kernel that runs a decomposed graph.
+
+    The first ``fixed`` outputs (by default all) lie in memory as the graph says; Inductor chooses for the others.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    output = graph_module.graph.output_node()
+    count = len(output.args[0])  # type: ignore[arg-type]
+    output.meta["user_visible_output_idxs"] = list(range(count if fixed is None else fixed))
+    in_cpp = target.entry is Entry.CPP
+    with torch.no_grad(), _settings(target):
+        compiled: Any = compile_fx_inner(
+            graph_module, list(fakes), cpp_wrapper=in_cpp, is_backward=is_backward, is_inference=is_inference
+        )
+    strides = compiled.output_strides or [None] * count
+    return Compiled(compiled, [None if s is None else tuple(map(int, s)) for s in strides])
+
+
+@contextlib.contextmanager
+def _settings(target: Target) -> Iterator[None]:
+    """Assertions on sizes cost more than tiny kernels, and the shapes were checked when the program was called."""
+    from torch._inductor import config
+
+    changes = {
+        "cpp.threads": target.threads,
+        "cpp_wrapper": target.entry is Entry.CPP,
+        "size_asserts": False,
+        "nan_asserts": False,
+    }
+    with config.patch(changes):
+        yield
