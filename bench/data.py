@@ -12,6 +12,7 @@ compared with ``Sync``?
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -124,15 +125,27 @@ def heavy_transform(batches: int, repeats: int) -> None:
     print(f"  {report}")
 
 
+def warn_if_busy() -> None:
+    """Ratios mean little while other programs take the cores that loading and model would share."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    busy(0.5)(None)
+    share = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    if share < 0.9 or load > 0.7:
+        print(f"NOTE: other programs are running (load {load:.1f} per core, this one got {100 * share:.0f} % of a core)")
+
+
 def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer batches and repeats")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
+    warn_if_busy()
     for workers in (1,) if quick else (0, 1, 2):
         light_transform(workers, batches=60 if quick else 100, repeats=3 if quick else 9)
     heavy_transform(batches=40 if quick else 100, repeats=3 if quick else 5)
+    warn_if_busy()
 
 
 if __name__ == "__main__":
