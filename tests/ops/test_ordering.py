@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen import native
+from poptorch.runtime import engine
 
 LEVELS = ["interpret", "native"]
 COUNT = 8
@@ -21,8 +21,8 @@ COUNT = 8
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run the test at one level, and be sure that it did."""
     compiled: list[object] = []
-    real = native._compile
-    monkeypatch.setattr(native, "_compile", lambda *args: compiled.append(args) or real(*args))
+    real = engine.to_native
+    monkeypatch.setattr(engine, "to_native", lambda *args: compiled.append(args) or real(*args))
     monkeypatch.setenv("POPTORCH_CODEGEN", request.param)
     yield request.param
     assert bool(compiled) == (request.param == "native")

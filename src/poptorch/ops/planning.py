@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import fx
 
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.errors import createPoptorchError
+from poptorch.ops.custom import registry
+from poptorch.ops.custom.call import CUSTOM_OP, CUSTOM_OP_GRADIENT
 from poptorch.ops.hints import AVAILABLE_MEMORY, HINTS, OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.matmul import SERIALIZED_MATMUL
 from poptorch.placement import PipelinedExecution, ShardedExecution
@@ -45,6 +48,20 @@ def available_memory(graph: fx.Graph) -> dict[fx.Node, float]:
             if planned is not None:
                 proportions[planned] = float(node.args[1])
     return proportions
+
+
+def custom_cycles(graph: fx.Graph) -> dict[fx.Node, float]:
+    """The cycles that the authors of custom operators, and of their gradients, estimate for each call in the graph."""
+    estimates = {node: _estimate(node) for node in graph.nodes if node.target in (CUSTOM_OP, CUSTOM_OP_GRADIENT)}
+    return {node: cycles for node, cycles in estimates.items() if cycles is not None}
+
+
+def _estimate(node: fx.Node) -> float | None:
+    inputs, *identity = cast(tuple[Any, ...], fx.map_arg(node.args, lambda operand: operand.meta["val"]))
+    operator = registry.instance(*identity[:4])
+    if node.target is CUSTOM_OP_GRADIENT:
+        operator = operator.gradient(*identity[4:])
+    return operator.cycles(inputs)
 
 
 def _planned_producer(value: object) -> fx.Node | None:

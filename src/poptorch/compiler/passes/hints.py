@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from poptorch.compiler.opinfo import info_of, set_info
 from poptorch.compiler.program import Program
 from poptorch.ops.hints import AVAILABLE_MEMORY, OVERLAP_INPUT, OVERLAP_OUTPUT
-from poptorch.ops.planning import available_memory
+from poptorch.ops.planning import available_memory, custom_cycles
 
 MEMORY = "__available_memory"
 """Attribute under which the IPU Model finds the share of tile memory that an operation may use."""
 
 
+CYCLES = "__cycles"
+"""Attribute under which the IPU Model finds what the author of a custom operator says about its cost."""
+
+
 def read_hints(program: Program) -> str:
-    """Note the available memory on each operation and drop the marks, which would cost a copy each.
+    """Note available memory and cycle estimates on the operations, and drop the marks, which would cost a copy each.
 
     Recomputation checkpoints stay: the pass that cuts the program into stages reads them.
     """
-    proportions = available_memory(program.graph)
+    proportions, cycles = available_memory(program.graph), custom_cycles(program.graph)
     for node, proportion in proportions.items():
-        info = info_of(node)
-        set_info(node, info.but(attributes={**info.attributes, MEMORY: {"proportion": str(proportion)}}))
+        _attach(node, MEMORY, "proportion", proportion)
+    for node, estimate in cycles.items():
+        _attach(node, CYCLES, "estimate", estimate)
     marks = [n for n in program.operations() if n.target in (AVAILABLE_MEMORY, OVERLAP_INPUT, OVERLAP_OUTPUT)]
     for node in marks:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         program.graph.erase_node(node)
-    return f"{len(proportions)} memory budgets, {len(marks)} marks removed"
+    return f"{len(proportions)} memory budgets, {len(cycles)} cycle estimates, {len(marks)} marks removed"
+
+
+def _attach(node: fx.Node, group: str, key: str, value: float) -> None:
+    info = info_of(node)
+    set_info(node, info.but(attributes={**info.attributes, group: {key: str(value)}}))
