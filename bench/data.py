@@ -132,7 +132,7 @@ def warn_if_busy() -> None:
     share = (time.process_time() - cpu) / (time.perf_counter() - wall)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     if share < 0.9 or load > 0.7:
-        print(f"NOTE: other programs are running (load {load:.1f} per core, this one got {100 * share:.0f} % of a core)")
+        print(f"NOTE: other programs are running (load {load:.1f} per core, this one got {100 * share:.0f} % of one)")
 
 
 def main() -> None:
