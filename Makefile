@@ -11,7 +11,7 @@ WORKERS ?= auto
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs compatibility clean
+.PHONY: help setup demo test lint bench scaling docs compatibility clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ -/'
@@ -28,9 +28,12 @@ lint: $(VENV)/ready  ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/ready  ## benchmarks against peers, ratios in one run
-	@test -f bench/run.py || { echo "bench/run.py does not exist yet: there is nothing to measure" >&2; exit 1; }
+bench: $(VENV)/ready  ## benchmarks against peers, ratios in one run; ARGS=--resume goes on with an interrupted one
 	@$(BIN)/python bench/run.py $(ARGS)
+	@$(BIN)/python scripts/generate_benchmark_table.py
+
+scaling: $(VENV)/ready-report  ## cost against batch size, depth and micro-batches, with plots
+	@$(BIN)/python bench/scaling.py $(ARGS)
 
 docs: $(VENV)/ready-docs  ## the documentation, as a site in site/
 	@$(BIN)/python scripts/generate_compatibility.py --check
@@ -52,4 +55,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-docs: $(VENV)/ready
 	@$(INSTALL) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+$(VENV)/ready-report: $(VENV)/ready
+	@$(INSTALL) --no-build-isolation --editable '.[report]'
 	@touch $@

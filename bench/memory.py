@@ -8,6 +8,7 @@ the workspaces of kernels. Not compared are the interpreter, libraries, compiler
    now is code plus the tensors that live between two steps. The bytes of these tensors, ``live``, are counted: every
    storage of every tensor in the process, once.
 3. ``VmHWM`` is set back (``/proc/self/clear_refs``), steps run, and ``VmHWM`` says the highest resident size.
+4. Points 2 and 3 are repeated; medians count.
 
 The peak of the steps is ``VmHWM - settled + live``: the same rule for all, whatever they keep loaded. Two further
 figures take nothing away but what was resident before the model was built (torch, poptorch and torch's compiler are
@@ -21,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -28,7 +30,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 MIB = 2**20
 WARM_UP = 3
-STEPS = 5
+WINDOWS = 5
+STEPS = 3
 
 
 def peak_memory(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
@@ -41,18 +44,23 @@ def peak_memory(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
     for _ in range(WARM_UP):
         call()
     startup = _status("VmHWM") - before
+    windows = [_window(call) for _ in range(WINDOWS)]
+    return {
+        "peak": statistics.median(peak - settled + live for settled, live, peak in windows) / MIB,
+        "live": statistics.median(live for _, live, _ in windows) / MIB,
+        "resident": (statistics.median(peak for _, _, peak in windows) - before) / MIB,
+        "startup": startup / MIB,
+    }
+
+
+def _window(call: Callable[[], object]) -> tuple[int, int, int]:
+    """Points 2 and 3 of the method: settled, live, peak."""
     _settle()
     settled, live = _status("VmRSS"), live_bytes()
     _reset_peak()
     for _ in range(STEPS):
         call()
-    peak = _status("VmHWM")
-    return {
-        "peak": (peak - settled + live) / MIB,
-        "live": live / MIB,
-        "resident": (peak - before) / MIB,
-        "startup": startup / MIB,
-    }
+    return settled, live, _status("VmHWM")
 
 
 def live_bytes() -> int:
