@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import operator
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,6 +107,8 @@ def compile_graph(
     output = graph_module.graph.output_node()
     count = len(output.args[0])  # type: ignore[arg-type]
     output.meta["user_visible_output_idxs"] = list(range(count if fixed is None else fixed))
+    if not _callable_from_cpp(graph_module.graph):
+        target = replace(target, entry=Entry.PYTHON)
     in_cpp = target.entry is Entry.CPP
     with torch.no_grad(), _settings(target):
         compiled: Any = compile_fx_inner(
@@ -113,6 +116,16 @@ def compile_graph(
         )
     strides = compiled.output_strides or [None] * count
     return Compiled(compiled, [None if s is None else tuple(map(int, s)) for s in strides])
+
+
+def _callable_from_cpp(graph: fx.Graph) -> bool:
+    """Whether C++ reaches every operation: some have no C interface, and the way around that is slow or fails."""
+    from torch._inductor import lowering
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops  # type: ignore[import-untyped]
+
+    targets = {n.target for n in graph.nodes if n.op == "call_function"} - {operator.getitem}
+    compiled = {t for t in targets if t in lowering.lowerings and t not in lowering.fallbacks}
+    return all(str(t) in inductor_fallback_ops for t in targets - compiled)
 
 
 @contextlib.contextmanager
