@@ -55,6 +55,7 @@ def fake_mode() -> FakeTensorMode:
 
 def decompose(function: Callable[..., tuple[Any, ...]], fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
     """The graph of a function in the operators that Inductor fuses. To be called within the fakes' mode."""
+    import torch._inductor.lowering  # some decompositions look for it without importing it
     from torch._inductor.decomposition import select_decomp_table
 
     with torch.no_grad():
