@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from poptorch._logging import logger
-from poptorch.compiler.codegen.inductor import Entry, Target
+from poptorch.compiler.codegen.inductor import Target
 from poptorch.compiler.codegen.levels import entry_for
 from poptorch.compiler.codegen.native import (
     generate_native,
@@ -38,8 +38,8 @@ def to_native(executable: Executable) -> None:
 def _stages_to_native(executable: Executable, plan: Plan) -> None:
     """Pieces that run beside each other: they must not hold the interpreter lock, and share the cores."""
     share = Share.of(width(plan, executable.loop.replicas))
-    target = Target(share.threads, Entry.CPP if share.workers > 1 else entry_for(executable.program))
+    generate = generate_native if plan.whole else generate_native_piece
     for stage in plan.stages:
+        program = stage.description.program
         logger.debug("Compiling %s", stage.description)
-        generate = generate_native if plan.whole else generate_native_piece
-        stage.generated = generate(stage.description.program, target)
+        stage.generated = generate(program, Target(share.threads, entry_for(program, share.workers > 1)))

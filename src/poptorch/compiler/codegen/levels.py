@@ -60,7 +60,8 @@ def level_for(program: Program) -> Level:
 
 
 def _recurs(program: Program) -> bool:
-    return program.training and any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in program.operations())
+    layer = torch.ops.aten.mkldnn_rnn_layer.default
+    return program.training and any(node.target is layer for node in program.operations())
 
 
 def _has_half(program: Program) -> bool:
@@ -75,9 +76,13 @@ def calls_at_first_level(level: Level, program: Program, micro_batches: int) -> 
     return 0 if level is Level.NATIVE else calls_before_switch(program, micro_batches)
 
 
-def entry_for(program: Program) -> Entry:
-    """Who calls the kernels: C++ where Python between them would be seen, because they are small."""
-    return Entry.CPP if estimated_seconds(program) < _SMALL_SECONDS else Entry.PYTHON
+def entry_for(program: Program, beside_others: bool = False) -> Entry:
+    """Who calls the kernels: C++ where Python between them would be seen, or would be in the way of other threads.
+
+    Operators of other libraries stay with Python, through which they are called in any case.
+    """
+    own = all(getattr(node.target, "namespace", "aten") == "aten" for node in program.operations())
+    return Entry.CPP if own and (beside_others or estimated_seconds(program) < _SMALL_SECONDS) else Entry.PYTHON
 
 
 def calls_before_switch(program: Program, micro_batches: int) -> int:
