@@ -1,0 +1,75 @@
+"""Pieces of a model in native code: the interpreter's results, in whatever order and on however many replicas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parallel_models import STRATEGIES, Convolutions, Language, Perceptron, infer, make_options, train
+from torch.utils import _pytree as pytree
+
+import poptorch
+
+pytestmark = pytest.mark.timeout(600)  # a C++ compiler at work
+
+
+def assert_close(left, right):
+    left_leaves, left_spec = pytree.tree_flatten(left)
+    right_leaves, right_spec = pytree.tree_flatten(right)
+    assert left_spec == right_spec
+    for a, b in zip(left_leaves, right_leaves, strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-3, atol=1e-4)
+
+
+def train_calmly(kind, ipus, options):
+    """Enough rows for the norms, and an optimizer that does not turn rounding errors into steps."""
+    return train(kind, ipus, options, rows=8, optimizer=poptorch.optim.SGD)
+
+
+def both_levels(monkeypatch, run):
+    """What the interpreter and native code give for the same work, and the executor of the latter."""
+    monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
+    expected = run()
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    got = run()
+    stages = got[-1]._engine.parallel.plan.stages
+    assert all(stage.generated.source.startswith("# native") for stage in stages)
+    return expected[:-1], got[:-1]
+
+
+def check_training(monkeypatch, kind, strategy, replicas=1):
+    ipus, make = STRATEGIES[strategy]
+
+    def run():
+        return train_calmly(kind, ipus, make_options(make(), iterations=2, replicas=replicas))
+
+    assert_close(*both_levels(monkeypatch, run))
+
+
+def test_a_pipeline_with_replicas(monkeypatch):
+    check_training(monkeypatch, Convolutions, "pipelined", replicas=2)
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_shares_weights(monkeypatch):
+    check_training(monkeypatch, Language, "pipelined")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sharded", "serial phased", "parallel phased"])
+def test_other_strategies(monkeypatch, strategy):
+    check_training(monkeypatch, Perceptron, strategy)
+
+
+@pytest.mark.slow
+def test_training_of_replicas_in_one_piece(monkeypatch):
+    options = make_options(iterations=2, replicas=2)
+    assert_close(*both_levels(monkeypatch, lambda: train_calmly(Convolutions, None, options)))
+
+
+def test_inference(monkeypatch):
+    ipus, make = STRATEGIES["pipelined"]
+
+    def run():
+        return infer(Language, ipus, make_options(make(), iterations=5, accumulation=1, replicas=2))
+
+    assert_close(*both_levels(monkeypatch, run))
