@@ -5,8 +5,8 @@ the workspaces of kernels. Not compared are the interpreter, libraries, compiler
 
 1. The contender is built and warmed up, compilation included; everything it compiled stays loaded.
 2. ``settled``: garbage is collected and the C library gives its free pages back (``malloc_trim``); what is resident
-   now is code plus the tensors that live between two steps. The bytes of these tensors, ``live``, are counted: every
-   storage of every tensor in the process, once.
+   now is code plus the tensors that live between two steps. The resident bytes of these tensors, ``live``, are counted:
+   every storage of every tensor in the process, once.
 3. ``VmHWM`` is set back (``/proc/self/clear_refs``), steps run, and ``VmHWM`` says the highest resident size.
 4. Points 2 and 3 are repeated; medians count.
 
@@ -14,7 +14,7 @@ The peak of the steps is ``VmHWM - settled + live``: the same rule for all, what
 figures take nothing away but what was resident before the model was built (torch, poptorch and torch's compiler are
 imported by then, and the libraries' thread pools exist, for everybody): ``resident``, the peak of the same steps, and
 ``start-up``, the peak of building, compiling and the first steps. The kernel counts pages in batches for each
-thread: differences below half a MiB mean nothing.
+thread: differences below a tenth of a MiB mean nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import mmap
 import statistics
 from collections.abc import Callable
 
@@ -29,6 +30,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 MIB = 2**20
+PAGE = mmap.PAGESIZE
 WARM_UP = 3
 WINDOWS = 5
 STEPS = 3
@@ -55,8 +57,9 @@ def peak_memory(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
 
 def _window(call: Callable[[], object]) -> tuple[int, int, int]:
     """Points 2 and 3 of the method: settled, live, peak."""
+    live = live_bytes()  # first: looking at all objects takes memory of its own
     _settle()
-    settled, live = _status("VmRSS"), live_bytes()
+    settled = _status("VmRSS")
     _reset_peak()
     for _ in range(STEPS):
         call()
@@ -64,9 +67,8 @@ def _window(call: Callable[[], object]) -> tuple[int, int, int]:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors in this process; a storage that several share counts once."""
+    """Resident bytes of all tensors in this process; a storage that several share counts once."""
     storages: dict[int, int] = {}
-    opaque = 0
     for thing in gc.get_objects():
         if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
             continue
@@ -74,12 +76,22 @@ def live_bytes() -> int:
             if tensor is None or tensor.device.type != "cpu":
                 continue
             if tensor.is_mkldnn:  # packed weights have no storage that could be asked
-                opaque += tensor.numel() * tensor.element_size()
-            elif tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                if storage.device.type == "cpu":
-                    storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values()) + opaque
+                storages[torch.ops.mkldnn.data_ptr(tensor)] = torch.ops.mkldnn._nbytes(tensor)
+            elif tensor.layout is torch.strided and tensor.untyped_storage().device.type == "cpu":
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(_resident_bytes(address, size) for address, size in storages.items())
+
+
+def _resident_bytes(address: int, size: int) -> int:
+    """How much of a block of memory is in use: zeros that nobody wrote, and reserves for packing, take no pages."""
+    if size < 16 * PAGE:
+        return size
+    start = address // PAGE * PAGE
+    pages = (address + size - start + PAGE - 1) // PAGE
+    present = (ctypes.c_ubyte * pages)()
+    if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * PAGE), present):
+        raise OSError(ctypes.get_errno(), f"mincore of {pages} pages")
+    return min(size, sum(byte & 1 for byte in present) * PAGE)
 
 
 def _load_what_everybody_may_use() -> None:
