@@ -26,6 +26,7 @@ from poptorch.compiler.codegen.inductor import (
 from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.optimizers import replay_update
 from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
+from poptorch.compiler.codegen.outlining import compile_outlined, find_repeat
 from poptorch.compiler.codegen.sweeps import Seed, Sweeps, find_seed, split
 from poptorch.compiler.opinfo import info_of
 from poptorch.compiler.program import Program, Role
@@ -33,6 +34,7 @@ from poptorch.compiler.update import UpdateProgram
 
 _ORDER = [Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT]
 
+_MOST_UPDATES = 100
 FlatRun = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -70,11 +72,12 @@ def generate_native_piece(program: Program, target: Target) -> Generated:
 def generate_native_step(program: Program, update: UpdateProgram, target: Target) -> Generated | None:
     """``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs`` with the update.
 
-    The outputs are the program's without the gradients. ``None`` where forward and backward cannot be told apart.
+    The outputs are the program's without the gradients. ``None`` where forward and backward cannot be told apart, or
+    where equal layers are compiled once.
     """
     graph_module = _prepared(program)
     seed = _seed(program, graph_module)
-    if seed is None:
+    if seed is None or find_repeat(graph_module.graph) is not None:
         return None
     with fake_mode():
         fakes = _fakes(program)
@@ -90,7 +93,12 @@ def generate_native_step(program: Program, update: UpdateProgram, target: Target
 
 
 def generate_native_update(update: UpdateProgram, target: Target) -> Generated:
-    """The update alone: one pass over the weights and the optimizer's state."""
+    """The update alone: one pass over the weights and the optimizer's state.
+
+    The updates of very many weights, which would take long to compile, stay as they are.
+    """
+    if sum(map(len, update.parameters)) > _MOST_UPDATES:
+        return update.generated
     with fake_mode():
         fakes = [_fake_like(f) for f in _described(update.graph_module)]
         step = replay_update(update.graph_module)
@@ -146,7 +154,7 @@ def _in_one_graph(graph_module: fx.GraphModule, fakes: Sequence[torch.Tensor], t
     ordered = is_effectful(graph_module.graph)
     function = replay(with_tokens(graph_module) if ordered else graph_module)
     graph_module = decompose(lambda *flat: tuple(map(_contiguous, function(*flat))), fakes)
-    kernel = compile_graph(graph_module, fakes, target).run
+    kernel = compile_outlined(graph_module, fakes, target).run
     return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is nobody's result
 
 
@@ -157,7 +165,7 @@ def _in_two_graphs(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target
     forward, operands = _forward(sweeps, fakes, target)
     function = replay(sweeps.backward)
     backward = decompose(lambda *flat: tuple(map(_contiguous, function(*flat))), operands)
-    kernel = compile_graph(backward, operands, target, is_backward=True).run
+    kernel = compile_outlined(backward, operands, target, is_backward=True).run
     start, results = _start(sweeps.seed), sweeps.num_results
     saved = sweeps.saved
 
@@ -218,7 +226,7 @@ def _with_update(
 def _forward(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target) -> tuple[FlatRun, list[torch.Tensor]]:
     """The forward pass, and what its backward pass is given, as it lies in memory."""
     inputs = sweeps.forward_inputs
-    compiled = compile_graph(sweeps.forward, [fakes[i] for i in inputs], target, fixed=sweeps.num_results)
+    compiled = compile_outlined(sweeps.forward, [fakes[i] for i in inputs], target, fixed=sweeps.num_results)
     kernel = compiled.run
 
     def run(flat: list[torch.Tensor]) -> Sequence[torch.Tensor]:
