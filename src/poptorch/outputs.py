@@ -48,7 +48,10 @@ class DeviceTensor(torch.Tensor):
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor).__deepcopy__(memo)
+        # A note in the memo about the temporary would be found again by whatever gets its id next.
+        copied: torch.Tensor = self.as_subclass(torch.Tensor).__deepcopy__({})
+        memo[id(self)] = copied
+        return copied
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.as_subclass(torch.Tensor))

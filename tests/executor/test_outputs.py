@@ -245,3 +245,19 @@ def test_passed_through_inputs_follow_each_call_in_all_modes():
             expected = {"All": x, "Final": x[-1:], "Sum": x.sum(0, keepdim=True)}[mode]
             assert torch.equal(first, expected)
             assert second.shape == (rows,)
+
+
+def test_outputs_can_be_copied_together():
+    class Several(nn.Module):
+        def forward(self, x):
+            return x + 1, x.sum(), [x * 2, x - 3]
+
+    given = torch.randn(4, 4)
+    outputs = poptorch.inferenceModel(Several())(given)
+    for _ in range(20):  # what was wrong depended on which ids were free
+        copied = copy.deepcopy(outputs)
+        for a, b in zip([*copied[:2], *copied[2]], [*outputs[:2], *outputs[2]], strict=True):
+            assert torch.equal(a, b)
+            assert a.data_ptr() != b.data_ptr()
+    twice = copy.deepcopy([outputs[0], outputs[0]])
+    assert twice[0] is twice[1]
