@@ -190,6 +190,12 @@ CODEGEN = Choice(
     _AT_COMPILE,
     choices=("interpret", "native", "auto"),
 )
+KEEP_MEMORY = Flag(
+    "POPTORCH_KEEP_MEMORY",
+    True,
+    "Keep memory that programs have freed for their next call, instead of giving it back to the system each time.",
+    "the first compilation",
+)
 WAIT_FOR_IPU = Flag(
     "POPTORCH_WAIT_FOR_IPU",
     False,
@@ -275,6 +281,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     IPU_MODEL_VERSION,
     SYSTEM,
     CODEGEN,
+    KEEP_MEMORY,
     WAIT_FOR_IPU,
     CACHE_DIR,
     DEFAULT_OPTIONS,

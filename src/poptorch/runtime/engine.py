@@ -18,6 +18,7 @@ from poptorch.executable.loop import Loop, Tick
 from poptorch.runtime import schedule
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.heap import keep_freed_memory
 from poptorch.runtime.loss_scale import LossScaler, Tally
 from poptorch.runtime.native import to_native
 from poptorch.runtime.owners import update_shards
@@ -34,6 +35,7 @@ class Engine:
     """Device memory and the loop over it."""
 
     def __init__(self, executable: Executable) -> None:
+        keep_freed_memory()
         self.executable = executable
         program = executable.program
         self._loop: Loop = executable.loop
