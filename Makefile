@@ -11,7 +11,7 @@ WORKERS ?= auto
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench scaling docs compatibility clean
+.PHONY: help setup demo test exhaustive lint bench scaling docs compatibility clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ -/'
@@ -23,6 +23,9 @@ demo: $(VENV)/ready  ## a short program that shows what works today
 
 test: $(VENV)/ready  ## all tests, and the examples in docstrings and documentation
 	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+
+exhaustive: $(VENV)/ready  ## native code over the whole zoo of architectures: a quarter of an hour of compiling
+	@$(PYTEST) -q -n $(WORKERS) -m exhaustive $(ARGS)
 
 lint: $(VENV)/ready  ## style and types
 	@$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Pipelines and replicas against ``torch.distributed.pipelining`` and ``DistributedDataParallel``, two gloo processes.
 
     PYTHONPATH=src python bench/multi_ipu.py            # the table
+    PYTHONPATH=src python bench/multi_ipu.py --level interpret
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
 
 Every row is one comparison in one run on the same work: the same model, the same global batch, the same optimizer.
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,7 +118,7 @@ def ours(
 
     torch.manual_seed(0)
     model = Annotated(Body(kind, shape), stages)
-    options = poptorch.Options().replicationFactor(replicas).autoRoundNumIPUs(True)
+    options = poptorch.Options().replicationFactor(replicas).autoRoundNumIPUs(True).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(micro_batches // replicas)
     if not recompute:
         options._Popart.set("autoRecomputation", 0)
@@ -239,10 +240,11 @@ def row(name: str, mine: float, other: float, wanted: float) -> None:
     print(f"{name:<58} {mine * 1e3:>9.2f} {other * 1e3:>9.2f} {ratio:>7.2f}x  goal {wanted:.2f}x{mark}", flush=True)
 
 
-def table(quick: bool, steps: int) -> None:
+def table(quick: bool, steps: int, level: str, kinds: Sequence[str]) -> None:
     shapes = QUICK if quick else SHAPES
-    print(f"{'ms per step':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
-    for kind, shape in shapes.items():
+    print(f"{f'ms per step, level {level}':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
+    for kind in kinds:
+        shape = shapes[kind]
         pipeline = ours(kind, shape, steps, stages=2, micro_batches=MICRO_BATCHES)
         kept = ours(kind, shape, steps, stages=2, micro_batches=MICRO_BATCHES, recompute=False)
         single = ours(kind, shape, steps, micro_batches=MICRO_BATCHES)
@@ -256,8 +258,10 @@ def table(quick: bool, steps: int) -> None:
         row(f"{kind}: 2 replicas against eager, one process", replicated, eager(kind, shape, steps), 1.0)
         many = 4 * MICRO_BATCHES  # a pipeline of 4 stages needs 7 micro-batches on each of 4 replicas
         sixteen = ours(kind, shape, steps, stages=4, replicas=4, micro_batches=many)
+        kept = ours(kind, shape, steps, stages=4, replicas=4, micro_batches=many, recompute=False)
         one = ours(kind, shape, steps, micro_batches=many)
         row(f"{kind}: 16 IPUs (4 stages x 4 replicas) against 1", sixteen, one, 0.85)
+        row(f"{kind}: 16 IPUs, nothing recomputed, same", kept, one, 0.85)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MiB")
 
@@ -266,12 +270,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps: only to see that it runs")
     parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--level", choices=("interpret", "native"), default="native", help="the code of our programs")
+    parser.add_argument("--kinds", nargs="*", choices=tuple(SHAPES), default=tuple(SHAPES))
     parser.add_argument("--worker", choices=("pipelining", "ddp"), help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     steps = arguments.steps or (3 if arguments.quick else 20)
     if arguments.worker is None:
-        table(arguments.quick, steps)
+        os.environ["POPTORCH_CODEGEN"] = arguments.level
+        table(arguments.quick, steps, arguments.level, arguments.kinds)
     else:
         shape = (QUICK if arguments.quick else SHAPES)[arguments.kind]
         run_worker(arguments.worker, arguments.kind, shape, steps)

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch import MatMulSerializationMode as Mode
-from poptorch.runtime import engine
 from poptorch.compiler.opinfo import info_of
 from poptorch.compiler.passes.hints import CYCLES
 from poptorch.ops.custom.call import CUSTOM_OP, CUSTOM_OP_GRADIENT
+from poptorch.runtime import engine
 
 Function = Callable[["Layers", torch.Tensor], torch.Tensor]
 SIZE, ROWS = 4, 2

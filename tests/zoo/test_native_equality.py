@@ -1,8 +1,8 @@
 """Native code against the interpreted program, over the zoo: the same outputs, losses, weights and buffers.
 
 Each architecture of the zoo is compiled to native code twice, for inference and for training, which takes minutes for
-all of them: a few that differ as much as possible run always, the others are marked ``slow``. Inductor keeps what it
-compiled between runs, so that a second run takes a fraction of the first.
+all of them: a few that differ as much as possible run always, the others with ``make exhaustive``. Inductor keeps what
+it compiled between runs, so that a second run takes a fraction of the first.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.timeout(900)  # compilers, perhaps all at once on few c
 
 
 def over_the_zoo(*names: str) -> pytest.MarkDecorator:
-    """The architectures of those names in every run, all others only where slow tests run."""
+    """The architectures of those names in every run, all others with ``make exhaustive``."""
     assert not set(names) - set(ARCHITECTURES), f"not in the zoo: {set(names) - set(ARCHITECTURES)}"
     parameters = [
-        pytest.param(each, id=name, marks=[] if name in names else pytest.mark.slow)
+        pytest.param(each, id=name, marks=[] if name in names else pytest.mark.exhaustive)
         for name, each in ARCHITECTURES.items()
     ]
     return pytest.mark.parametrize("member", parameters)
