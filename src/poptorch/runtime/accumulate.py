@@ -52,9 +52,12 @@ class GradientAccumulator:
 
     def take(self) -> dict[str, torch.Tensor]:
         """The combined gradients by parameter name; the next update starts afresh."""
-        assert self._totals is not None
+        totals = self._totals
+        assert totals is not None
         self._seen = 0
-        return dict(zip(self._names, self._totals, strict=True))
+        if self._count == 1:
+            self._totals = None  # the micro-batch's own tensors: gone before the next one makes its own
+        return dict(zip(self._names, totals, strict=True))
 
     def reset(self) -> None:
         """Forget what was added since the last update."""

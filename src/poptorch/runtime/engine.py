@@ -199,9 +199,10 @@ class Engine:
         first_anchor = self._num_device_results + self._num_gradients
         scale = self._scale if self._scaled else ()
         step = self._whole_step()
+        blocks = self._blocks(inputs)
         for tick in loop.ticks():
             stamps.input()
-            block = self._slice(inputs, loop.input_block(tick))
+            block = blocks[loop.input_block(tick)]
             stamps.input_complete()
             run = self._run_micro_batch if step is None else step
             outputs = run(
@@ -224,6 +225,7 @@ class Engine:
                 if tick.step == loop.gradient_accumulation - 1 and executable.update is not None:
                     self._update(self._accumulator.take())
             self._anchor(tick, anchors, outputs[first_anchor:])
+            del outputs  # gradients are not kept while the next micro-batch runs
         stamps.store(self.counters)
         self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
         return self._returned(results)
@@ -305,6 +307,13 @@ class Engine:
                 stream.put(tick, next(inner))
             else:
                 stream.put(tick, self.parameter(anchor.parameter).clone())
+
+    def _blocks(self, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:
+        """The inputs of every micro-batch."""
+        factor = self._loop.input_factor
+        if factor == 1 or not inputs:
+            return [inputs] * factor
+        return list(zip(*(tensor.chunk(factor) for tensor in inputs), strict=True))
 
     def _slice(self, inputs: Sequence[torch.Tensor], block: int) -> Sequence[torch.Tensor]:
         factor = self._loop.input_factor

@@ -6,7 +6,7 @@ import torch
 
 from poptorch._logging import logger
 from poptorch.compiler.codegen.inductor import Target
-from poptorch.compiler.codegen.levels import entry_for
+from poptorch.compiler.codegen.levels import target_for
 from poptorch.compiler.codegen.native import (
     generate_native,
     generate_native_piece,
@@ -23,7 +23,7 @@ def to_native(executable: Executable) -> None:
     """Compile everything that the executable runs."""
     executable.native_after = None
     threads = torch.get_num_threads()
-    target = Target(threads, entry_for(executable.program))
+    target = target_for(executable.program, threads)
     if executable.plan is not None:
         _stages_to_native(executable, executable.plan)
     elif executable.updates_every_time:
@@ -32,7 +32,7 @@ def to_native(executable: Executable) -> None:
     if executable.plan is None and executable.step is None:
         executable.micro_batch = generate_native(executable.program, target)
     if executable.update is not None and executable.step is None and not executable.update_shards:
-        executable.update.generated = generate_native_update(executable.update, Target(threads))
+        executable.update.generated = generate_native_update(executable.update, Target(target.threads))
 
 
 def _stages_to_native(executable: Executable, plan: Plan) -> None:
@@ -42,4 +42,4 @@ def _stages_to_native(executable: Executable, plan: Plan) -> None:
     for stage in plan.stages:
         program = stage.description.program
         logger.debug("Compiling %s", stage.description)
-        stage.generated = generate(program, Target(share.threads, entry_for(program, share.workers > 1)))
+        stage.generated = generate(program, target_for(program, share.threads, share.workers > 1))

@@ -16,13 +16,14 @@ from torch.utils.flop_counter import flop_registry
 
 from poptorch import environment
 from poptorch._logging import log_once
-from poptorch.compiler.codegen.inductor import Entry, compiler_exists
+from poptorch.compiler.codegen.inductor import Entry, Target, compiler_exists
 from poptorch.compiler.program import Program
 
 _SECONDS_PER_CALL = 5e-6
 _BYTES_PER_SECOND = 5e9
 _FLOPS_PER_SECOND = 5e10
 _SMALL_SECONDS = 2e-3
+_TINY_SECONDS = 5e-4
 SWITCH_AFTER_SECONDS = 60.0
 """Estimated run time after which ``auto`` compiles: a multiple of what compiling a mid-sized model takes."""
 
@@ -83,6 +84,12 @@ def entry_for(program: Program, beside_others: bool = False) -> Entry:
     """
     own = all(getattr(node.target, "namespace", "aten") == "aten" for node in program.operations())
     return Entry.CPP if own and (beside_others or estimated_seconds(program) < _SMALL_SECONDS) else Entry.PYTHON
+
+
+def target_for(program: Program, threads: int, beside_others: bool = False) -> Target:
+    """What to compile a program for, where a kernel may use so many cores: one, if waking others takes longer."""
+    tiny = estimated_seconds(program) < _TINY_SECONDS
+    return Target(1 if tiny else threads, entry_for(program, beside_others))
 
 
 def calls_before_switch(program: Program, micro_batches: int) -> int:
