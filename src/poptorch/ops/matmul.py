@@ -36,8 +36,7 @@ def split_matmul(
     operands that BLAS cannot read as they are, float32 values of float16 ones) exists for one piece at a time.
     ``batch`` asks for the sum over those batch dimensions that it gives the size 1 or leaves out.
     """
-    full = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
-    batch = full if batch is None else batch
+    batch = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2]) if batch is None else batch
     partial_sums = torch.float32 if mode == _N and keep_precision and lhs.dtype == torch.float16 else lhs.dtype
     total = torch.empty((*batch, lhs.shape[-2], rhs.shape[-1]), dtype=partial_sums, device=lhs.device)
     folded = _folded(total, lhs, rhs)
@@ -142,8 +141,8 @@ def _shape_only(
     keep_precision: bool,
     batch: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    full = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
-    return lhs.new_empty((*(full if batch is None else batch), lhs.shape[-2], rhs.shape[-1]))
+    batch = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2]) if batch is None else batch
+    return lhs.new_empty((*batch, lhs.shape[-2], rhs.shape[-1]))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

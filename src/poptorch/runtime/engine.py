@@ -245,6 +245,7 @@ class Engine:
         anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
         inner: list[Any] = [s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None]
         inner += [self._tally] * executable.watch.outputs
+        blocks = self._blocks(inputs)
         first = self._position
         updates = 0
 
@@ -264,7 +265,7 @@ class Engine:
         stamps = Stamps(loop, executable.synthetic_data != 0)
         runner.run(
             Call(
-                micro_batch=lambda tick: self._slice(inputs, loop.input_block(tick)),
+                micro_batch=lambda tick: blocks[loop.input_block(tick)],
                 random=random,
                 loss_scale=self._scale,
                 results=results,
@@ -314,16 +315,6 @@ class Engine:
         if factor == 1 or not inputs:
             return [inputs] * factor
         return list(zip(*(tensor.chunk(factor) for tensor in inputs), strict=True))
-
-    def _slice(self, inputs: Sequence[torch.Tensor], block: int) -> Sequence[torch.Tensor]:
-        factor = self._loop.input_factor
-        if factor == 1:
-            return inputs
-        result = []
-        for tensor in inputs:
-            rows = tensor.shape[0] // factor
-            result.append(tensor.narrow(0, block * rows, rows))
-        return result
 
     def _update(self, gradients: Mapping[str, torch.Tensor]) -> None:
         update = self.executable.update

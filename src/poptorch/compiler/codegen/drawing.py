@@ -7,31 +7,18 @@ a generator from key and stream exactly as the interpret level does, so that bot
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 import torch
 from torch import fx
 
+from poptorch.compiler.codegen.derived import DerivedOperators
 from poptorch.compiler.codegen.randomness import RandomSource, with_generator
 from poptorch.compiler.opinfo import info_of
 
-_library = torch.library.Library("poptorch_random", "DEF")  # lives as long as the process
-_known: dict[Any, Any] = {}
-_lock = threading.Lock()
 
-
-def keyed(overload: Any) -> Any:
-    """The custom operator for one random ATen overload, registered at the first request."""
-    with _lock:
-        if overload not in _known:
-            _known[overload] = _register(overload)
-        return _known[overload]
-
-
-def _register(overload: Any) -> Any:
+def _register(operators: DerivedOperators, overload: Any) -> Any:
     name = re.sub(r"\W", "_", overload.name().removeprefix("aten::"))
-    _library.define(name + _signature(overload))
     function = with_generator(overload)
 
     def draw(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
@@ -40,9 +27,15 @@ def _register(overload: Any) -> Any:
     def describe(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
         return overload(*args, **kwargs)
 
-    _library.impl(name, draw, "CPU")
-    torch.library.register_fake(f"poptorch_random::{name}", describe, lib=_library)
-    return getattr(torch.ops.poptorch_random, name).default
+    return operators.define(name, _signature(overload), draw, describe)
+
+
+_keyed = DerivedOperators("poptorch_random", _register)
+
+
+def keyed(overload: Any) -> Any:
+    """The custom operator for one random ATen overload."""
+    return _keyed.of(overload)
 
 
 def _signature(overload: Any) -> str:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import operator
 import re
-import threading
 from typing import Any
 
 import torch
 from torch import fx
 
+from poptorch.compiler.codegen.derived import DerivedOperators
 from poptorch.ops.effects import is_ordered
-
-_library = torch.library.Library("poptorch_ordered", "DEF")  # lives as long as the process
-_known: dict[Any, Any] = {}
-_lock = threading.Lock()
 
 
 def is_effectful(graph: fx.Graph) -> bool:
@@ -46,7 +42,7 @@ def with_tokens(graph_module: fx.GraphModule) -> fx.GraphModule:
             values[node] = graph.call_function(operator.getitem, (values[node.args[0]], node.args[1] + 1))
         elif is_ordered(node):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            results = graph.call_function(_ordered(node.target), (token, *args), kwargs)
+            results = graph.call_function(_ordered.of(node.target), (token, *args), kwargs)
             token = graph.call_function(operator.getitem, (results, 0))
             values[node] = results if _gives_list(node.target) else graph.call_function(operator.getitem, (results, 1))
         else:
@@ -58,25 +54,18 @@ def _gives_list(overload: Any) -> bool:
     return str(overload._schema.returns[0].type) == "List[Tensor]"
 
 
-def _ordered(overload: Any) -> Any:
-    """The operator with tokens for one operator without, registered at the first request."""
-    with _lock:
-        if overload not in _known:
-            _known[overload] = _register(overload)
-        return _known[overload]
-
-
-def _register(overload: Any) -> Any:
+def _register(operators: DerivedOperators, overload: Any) -> Any:
+    """The operator with tokens for one operator without."""
     name = re.sub(r"\W+", "_", overload._schema.name)
     schema = str(overload._schema)
     arguments = schema[schema.index("(") + 1 : schema.index(") -> ")]
-    _library.define(f"{name}(Tensor effect_token, {arguments}) -> Tensor[]")
 
     def run(effect_token: torch.Tensor, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         results = overload(*args, **kwargs)
         token = torch.zeros(1)
         return [token, *results] if isinstance(results, (list, tuple)) else [token, results]
 
-    _library.impl(name, run, "CPU")
-    torch.library.register_fake(f"poptorch_ordered::{name}", run, lib=_library)
-    return getattr(torch.ops.poptorch_ordered, name).default
+    return operators.define(name, f"(Tensor effect_token, {arguments}) -> Tensor[]", run, run)
+
+
+_ordered = DerivedOperators("poptorch_ordered", _register)
