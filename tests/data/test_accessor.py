@@ -347,3 +347,12 @@ def test_a_program_ends_without_a_word(workers: int, stop: int, tmp_path: Any) -
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"done {min(stop, 63)}\n"
+
+
+def test_the_process_is_started_once_for_all_epochs() -> None:
+    with AsynchronousDataAccessor(Numbers(4)) as accessor:
+        seen = []
+        for _ in range(3):
+            assert len(list(accessor)) == 4
+            seen.append(accessor._process.pid)
+    assert len(set(seen)) == 1

@@ -20,6 +20,7 @@ from sample_sets import (
 
 import poptorch
 from poptorch import DataLoader, DataLoaderMode, Options
+from poptorch.runtime.engine import Engine
 
 MODES = list(DataLoaderMode)
 
@@ -335,3 +336,31 @@ def test_left_over_lines_go_to_the_package_logger(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         DataLoader(options(2), Numbers(3), drop_last=False)
     assert {record.name for record in caplog.records} == {"poptorch::python"}
+
+
+# --- on the way to the model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
+def test_a_batch_reaches_the_device_without_a_copy(
+    loaders: Any, mode: DataLoaderMode, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = poptorch.inferenceModel(torch.nn.ReLU())
+    taken: list[int] = []
+    real = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, inputs: taken.append(inputs[0].data_ptr()) or real(self, inputs))
+    loader = loaders(Options(), torch.arange(24.0).view(12, 2), batch_size=4, mode=mode, num_workers=workers)
+    for index, batch in enumerate(loader):
+        expected = torch.arange(8.0 * index, 8.0 * index + 8).view(4, 2)
+        assert torch.equal(model(batch), expected)
+        assert taken.pop() == batch.data_ptr()
+
+
+def test_workers_are_started_once_for_all_epochs(loaders: Any) -> None:
+    loader = loaders(Options(), torch.arange(12.0), batch_size=4, num_workers=2)
+    seen = []
+    for _ in range(3):
+        assert len(list(loader)) == 3
+        seen.append([worker.pid for worker in loader._iterator._workers])
+    assert seen[0] == seen[1] == seen[2]
