@@ -93,10 +93,13 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
                 raise
             self._give_up()
             raise RuntimeError(cause) from error
-        except RuntimeError:
-            if self._how_a_worker_ended(0.0) is not None:
-                self._give_up()
-            raise
+        except RuntimeError as error:
+            if (cause := self._how_a_worker_ended(0.0)) is None:
+                raise
+            self._give_up()
+            if not _is_unexplained_death(error):
+                raise
+            raise RuntimeError(cause) from error
 
     def _how_a_worker_ended(self, patience_s: float) -> str | None:
         end = time.monotonic() + patience_s
@@ -115,6 +118,11 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
             self._worker_pids_set = False
         self._shutdown_workers()
         remove_segments(worker.pid for worker in self._workers if worker.exitcode and worker.pid)
+
+
+def _is_unexplained_death(error: RuntimeError) -> bool:
+    """Whether PyTorch noticed a dead worker by its silence, before the signal that tells of what it died."""
+    return str(error).startswith("DataLoader worker (pid(s)")
 
 
 def _describe_end(exit_code: int) -> str:
