@@ -1,14 +1,22 @@
-"""``drawSchedule``: text, SVG and what is said when PNG cannot be drawn."""
+"""``drawSchedule``: text, SVG and PNG."""
 
 from __future__ import annotations
 
 import builtins
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
+from matplotlib import image
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from parallel_models import STRATEGIES, Perceptron, make_options, train
 
 import poptorch
+from poptorch.runtime import gantt
+from poptorch.runtime.schedule import Job, Kind
+from poptorch.runtime.tasks import Task
+from poptorch.runtime.workers import Span
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,46 @@ def test_text_file(pipelined, tmp_path):
     assert path.read_text(encoding="utf-8") == text + "\n"
 
 
+def test_png_is_a_picture(pipelined, tmp_path):
+    path = tmp_path / "schedule.png"
+    pipelined.drawSchedule(path)
+    pixels = image.imread(path)
+    height, width, channels = pixels.shape
+    assert (width, channels) == (960, 4)
+    assert height > 300
+    colours = {tuple(round(255 * c) for c in colour) for colour in np.unique(pixels[..., :3].reshape(-1, 3), axis=0)}
+    assert {(0x4C, 0x8D, 0xD6), (0xE3, 0x91, 0x3D)} <= colours, "forward and backward bars"
+
+
+def test_png_rows_are_where_their_labels_say():
+    """Row 1 starts before row 0: the order of appearance is not the order of rows."""
+    chart = gantt.Chart(
+        "measured",
+        (gantt.Bar("IPU1", "0F", Kind.FORWARD, 0.0, 2.0), gantt.Bar("IPU0", "0B", Kind.BACKWARD, 2.0, 4.0)),
+        "ms",
+    )
+    axis = Figure().subplots()
+    gantt._png_chart(chart, axis)
+    rows = {label.get_text(): label.get_position()[1] for label in axis.get_yticklabels()}
+    assert list(rows) == ["IPU0", "IPU1"]
+    bars = {to_hex(p.get_facecolor()): (p.get_y() + p.get_height() / 2, p.get_x(), p.get_width()) for p in axis.patches}
+    assert bars["#4c8dd6"] == pytest.approx((rows["IPU1"], 0.0, 2.0))
+    assert bars["#e3913d"] == pytest.approx((rows["IPU0"], 2.0, 2.0))
+    assert {t.get_text(): t.get_position() for t in axis.texts} == {
+        "0F": (1.0, rows["IPU1"]),
+        "0B": (3.0, rows["IPU0"]),
+    }
+
+
+def test_short_jobs_show_their_letter():
+    spans = [
+        Span(Task(0, Job.parse("10F@0"), 0, 0, 0, 0), 0, 0.0, 0.001),
+        Span(Task(1, Job.parse("10B@0"), 0, 0, 1, 1), 0, 0.001, 0.070),
+        Span(Task(2, Job.parse("11F@0"), 0, 0, 0, 2), 0, 0.070, 0.072),
+    ]
+    assert gantt.as_text([], spans).splitlines()[-1] == "IPU0 | F10B" + "-" * 66 + "F-"
+
+
 def test_png_without_matplotlib_says_what_to_install(pipelined, tmp_path, monkeypatch):
     original = builtins.__import__
 
@@ -76,8 +124,11 @@ def test_unknown_format(pipelined):
 
 def test_phases_show_their_loads():
     ipus, make = STRATEGIES["parallel phased"]
-    text = train(Perceptron, ipus, make_options(make(), accumulation=1))[2].drawSchedule()
+    model = train(Perceptron, ipus, make_options(make(), accumulation=1))[2]
+    text = model.drawSchedule()
     assert "IPU0 | 0L@0 0F@0 0L@2 0F@2 .    .    0B@2 0L@0 0B@0 0S@0" in text
+    chart = gantt.measured_chart(model._engine.schedule()[1])
+    assert {"0F@0", "0F@3", "0L@2", "0S@1"} <= {bar.label for bar in chart.bars}, "measured jobs name their phase"
 
 
 def test_a_model_in_one_piece_has_only_the_ideal():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from poptorch.errors import createPoptorchError
@@ -40,7 +41,19 @@ class Chart:
 
     @property
     def duration(self) -> float:
+        """The time of the last bar's end."""
         return max((bar.end for bar in self.bars), default=0.0)
+
+    @property
+    def heading(self) -> str:
+        """The title with the duration and the share of idle time."""
+        digits = "g" if self.unit == "ticks" else ".2f"
+        return f"{self.title}: {self.duration:{digits}} {self.unit}, {self.idle:.0%} idle"
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of jobs that occur."""
+        return [kind for kind in Kind if any(bar.kind is kind for bar in self.bars)]
 
     @property
     def idle(self) -> float:
@@ -53,12 +66,9 @@ class Chart:
 
 def ideal_chart(ticks: Sequence[Tick]) -> Chart:
     """The schedule of the strategy; every job takes one tick."""
-    bars = [
-        Bar(f"IPU{ipu}", _label(job), job.kind, now, now + 1)
-        for now, tick in enumerate(ticks)
-        for ipu, job in enumerate(tick.jobs)
-        if job is not None
-    ]
+    jobs = [(now, ipu, job) for now, tick in enumerate(ticks) for ipu, job in enumerate(tick.jobs) if job is not None]
+    short = all(job.part == ipu for _, ipu, job in jobs)
+    bars = [Bar(f"IPU{ipu}", _label(job, short), job.kind, now, now + 1) for now, ipu, job in jobs]
     return Chart("ideal", tuple(bars), "ticks")
 
 
@@ -66,10 +76,11 @@ def measured_chart(spans: Sequence[Span]) -> Chart:
     """What the workers did in one accumulation round; times in milliseconds from its first job."""
     origin = min((span.start for span in spans), default=0.0)
     replicated = any(span.task.replica for span in spans)
+    short = all(span.task.job.part == span.task.ipu for span in spans)
     bars = [
         Bar(
             f"IPU{span.task.ipu}" + (f" of replica {span.task.replica}" if replicated else ""),
-            _label(span.task.job),
+            _label(span.task.job, short),
             span.task.job.kind,
             (span.start - origin) * 1e3,
             (span.end - origin) * 1e3,
@@ -82,6 +93,8 @@ def measured_chart(spans: Sequence[Span]) -> Chart:
 
 def as_text(ticks: Sequence[Tick], spans: Sequence[Span], columns: int = 72) -> str:
     """Both charts as text: one character of the measured one stands for an equal share of the time.
+
+    A job that is too short there for its label shows its letter only.
 
     >>> print(as_text([Tick.parse("0F ."), Tick.parse("1F 0F"), Tick.parse(". 1F")], []))
     ideal, 33 % idle
@@ -105,8 +118,8 @@ def _text_row(chart: Chart, row: str, columns: int) -> str:
     for bar in (b for b in chart.bars if b.row == row):
         first = min(int(bar.start * scale), columns - 1)
         last = min(max(int(bar.end * scale), first + 1), columns)
-        text = bar.label.ljust(last - first, "-")[: last - first]
-        cells[first:last] = text
+        text = bar.label if len(bar.label) <= last - first else bar.kind.value
+        cells[first:last] = text.ljust(last - first, "-")
     return "".join(cells)
 
 
@@ -153,9 +166,7 @@ def as_svg(charts: Sequence[Chart]) -> str:
 def _svg_chart(chart: Chart, top: int, left: int) -> list[str]:
     span = _WIDTH - left - _MARGIN
     scale = span / chart.duration if chart.duration else 0.0
-    length = f"{chart.duration:g} {chart.unit}" if chart.unit == "ticks" else f"{chart.duration:.2f} {chart.unit}"
-    title = f"{chart.title}: {length}, {chart.idle:.0%} idle"
-    parts = [f'<text x="{_MARGIN}" y="{top + 18}" font-weight="bold">{escape(title)}</text>']
+    parts = [f'<text x="{_MARGIN}" y="{top + 18}" font-weight="bold">{escape(chart.heading)}</text>']
     for number, row in enumerate(chart.rows):
         y = top + _TITLE - 8 + number * _ROW
         parts.append(f'<text x="{_MARGIN}" y="{y + 16}">{escape(row)}</text>')
@@ -176,9 +187,8 @@ def _svg_chart(chart: Chart, top: int, left: int) -> list[str]:
 
 
 def _svg_legend(charts: Sequence[Chart], top: int, left: int) -> list[str]:
-    kinds = [kind for kind in Kind if any(bar.kind is kind for chart in charts for bar in chart.bars)]
     parts = []
-    for number, kind in enumerate(kinds):
+    for number, kind in enumerate(_all_kinds(charts)):
         x = left + number * 110
         parts.append(f'<rect x="{x}" y="{top}" width="14" height="14" fill="{_COLOURS[kind]}"/>')
         parts.append(f'<text x="{x + 20}" y="{top + 12}">{_NAMES[kind]}</text>')
@@ -189,29 +199,47 @@ def _save_png(path: Path, charts: Sequence[Chart]) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
     except ImportError as why:
         raise createPoptorchError(
             "Drawing a schedule as PNG needs matplotlib: install it with `pip install poptorch[report]`, or choose a "
             "name that ends in .svg or .txt, which need nothing."
         ) from why
-    heights = [len(chart.rows) + 1 for chart in charts]
-    figure = Figure(figsize=(10, 0.4 * sum(heights) + 1), layout="constrained")
+    heights = [len(chart.rows) + 2 for chart in charts]
+    figure = Figure(figsize=(_WIDTH / 96, 0.3 * sum(heights) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)
     for chart, axis in zip(charts, axes[:, 0], strict=True):
-        for bar in chart.bars:
-            axis.barh(bar.row, bar.end - bar.start, left=bar.start, color=_COLOURS[bar.kind], edgecolor="white")
-            if bar.end - bar.start > 0.02 * chart.duration:
-                axis.text((bar.start + bar.end) / 2, bar.row, bar.label, ha="center", va="center", color="white")
-        axis.set_yticks(range(len(chart.rows)), chart.rows)
-        axis.invert_yaxis()
-        axis.set_xlabel(chart.unit)
-        axis.set_title(f"{chart.title}, {chart.idle:.0%} idle", loc="left")
-    figure.savefig(path)
+        _png_chart(chart, axis)
+    handles = [Patch(color=_COLOURS[kind], label=_NAMES[kind]) for kind in _all_kinds(charts)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1), frameon=False)
+    figure.savefig(path, dpi=96)
 
 
-def _label(job: Job) -> str:
-    return f"{job.micro}{job.kind.value}"
+def _png_chart(chart: Chart, axis: Any) -> None:
+    numbers = {row: number for number, row in enumerate(chart.rows)}
+    for bar in chart.bars:
+        y, width = numbers[bar.row], bar.end - bar.start
+        axis.barh(y, width, left=bar.start, color=_COLOURS[bar.kind], edgecolor="white", linewidth=0.5)
+        if width > 0.011 * len(bar.label) * chart.duration:  # wide enough for its label
+            middle = bar.start + width / 2
+            axis.text(middle, y, bar.label, ha="center", va="center", color="white", fontsize=9)
+    axis.set_yticks(range(len(numbers)), list(numbers))
+    axis.set_ylim(len(numbers) - 0.5, -0.5)  # the first row on top
+    axis.set_xlim(0, chart.duration or 1.0)
+    if chart.unit == "ticks":
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_facecolor("#f1f1f1")
+    axis.set_xlabel(chart.unit)
+    axis.set_title(chart.heading, loc="left")
+
+
+def _all_kinds(charts: Sequence[Chart]) -> list[Kind]:
+    return [kind for kind in Kind if any(kind in chart.kinds for chart in charts)]
+
+
+def _label(job: Job, short: bool) -> str:
+    return f"{job.micro}{job.kind.value}" if short else str(job)
 
 
 def _row_order(name: str) -> tuple[int, ...]:
