@@ -48,6 +48,7 @@ from poptorch.executable.loop import Loop
 from poptorch.executable.plan import Ordering, Plan, make_plan, whole_plan
 from poptorch.executable.sharding import is_divisible, needs_whole_tensors, shard_update
 from poptorch.ops.planning import check_overlap
+from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
 
@@ -374,16 +375,11 @@ def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None
         c: Location.of(getattr(settings, c.value) if settings.exists(c.value) else {}, phased=phased) for c in Category
     }
     program, update = executable.program, executable.update
-    ports = {p.name: (_stored_shape(p, executable.groups), p.dtype) for p in program.ports_of(Role.PARAMETER)}
+    held = {p.name: (p.shape, p.dtype) for p in program.ports_of(Role.PARAMETER)}
     state = []
-    if update is not None and executable.groups and needs_whole_tensors(optimizer):
-        raise createPoptorchError(
-            f"Replica groups of {', '.join(executable.groups)} cannot be trained with this optimizer: LAMB and "
-            "gradient clipping measure norms, and every group would need norms of its own. Use another optimizer."
-        )
     if update is not None:
         for group, names in zip(optimizer.groups, update.parameters, strict=True):
-            made = group.rule.init_state([torch.empty(ports[n][0], dtype=ports[n][1], device="meta") for n in names])
+            made = group.rule.init_state([torch.empty(held[n][0], dtype=held[n][1], device="meta") for n in names])
             for key, tensors in made.items():
                 state += [(f"{key}___{n}", n, t.numel(), t.itemsize) for n, t in zip(names, tensors, strict=True)]
     executable.memory = map_memory(program, executable.plan, executable.locations, replicas, state)
@@ -397,7 +393,7 @@ def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None
         executable.update_shards = shard_update(
             optimizer,
             update.parameters,
-            ports,
+            {p.name: (_stored_shape(p, executable.groups), p.dtype) for p in program.ports_of(Role.PARAMETER)},
             executable.accumulator_types,
             program.numerics,
             replicas,
@@ -451,7 +447,15 @@ def _update(
     missing = sorted(set(ports) - set(program.gradients))
     if missing:
         logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
-    return build_update(used, members, ports, types, program.numerics), used, types
+    rules = _by_rows(used, members, groups) if groups and needs_whole_tensors(used) else used
+    return build_update(rules, members, ports, types, program.numerics), used, types
+
+
+def _by_rows(spec: Any, members: list[list[str]], groups: Mapping[str, ReplicaGrouping]) -> RowwiseOptimizer:
+    """The optimizer with norms of its own for every group of replicas."""
+    replicas = next(iter(groups.values())).replicas
+    holders = [[groups[name].holders if name in groups else None for name in names] for names in members]
+    return RowwiseOptimizer(spec, holders, replicas)
 
 
 def _stored_shape(port: Port, groups: Mapping[str, ReplicaGrouping]) -> tuple[int, ...]:

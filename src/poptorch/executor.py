@@ -392,7 +392,10 @@ class PoplarExecutor(Inspection):
             backend.debug("Writing weights from host to IPU memory.")
         self._newer_training_weights()
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            engine.upload(self._host_tensors())
+            tensors = self._host_tensors()
+            for name, grouping in self._groups.items():
+                tensors[name] = grouping.to_device(tensors[name])
+            engine.upload(tensors)
 
     def copyWeightsToDevice(self) -> None:
         """Overwrite the device's parameters and buffers with the host's; training not yet fetched is lost."""
@@ -421,7 +424,12 @@ class PoplarExecutor(Inspection):
         with self._unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             values = engine.download()
             for name, tensor in self._host_tensors().items():
-                tensor.copy_(values[name])
+                value = values[name]
+                if name in self._groups:
+                    value = self._groups[name].to_host(value)
+                    if tensor.shape != value.shape:  # one row for each group becomes one for each replica
+                        tensor.data = tensor.new_empty(value.shape)
+                tensor.copy_(value)
         self._host_version += 1
 
     def copyWeightsToHostIfNeeded(self) -> bool:

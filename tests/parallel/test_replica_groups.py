@@ -124,13 +124,182 @@ def test_refusals():
         training.weight.replicaGrouping(consecutive, 2, one)
 
 
-def test_optimizers_that_measure_norms_are_refused():
-    model = Sharded(torch.ones(2, 5, 3))
-    options = poptorch.Options().replicationFactor(2)
-    training = poptorch.trainingModel(model, options, poptorch.optim.LAMB(model.parameters()))
+class Shifted(nn.Module):
+    """A weight with rows for groups, and one that all replicas share."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.weight = nn.Parameter(torch.randn(2, 3, 4, generator=generator))
+        self.shift = nn.Parameter(torch.randn(4, generator=generator))
+
+    def forward(self, x):
+        return self.loss(x, self.weight, self.shift)
+
+    @staticmethod
+    def loss(x, weight, shift):
+        return poptorch.identity_loss(((x @ weight + shift) ** 2).mean(), reduction="none")
+
+
+def train_in_groups(make_optimizer, kind, steps=3):
+    """Four replicas in two groups; the weights after some steps, and the batches."""
+    model = Shifted()
+    options = poptorch.Options().replicationFactor(4)
+    training = poptorch.trainingModel(model, options, make_optimizer(model.parameters()))
+    training.weight.replicaGrouping(kind, 2, VariableRetrievalMode.OnePerGroup)
+    generator = torch.Generator().manual_seed(2)
+    batches = [torch.randn(8, 3, generator=generator) for _ in range(steps)]
+    for batch in batches:
+        training(batch)
+    return model.weight.detach(), model.shift.detach(), batches
+
+
+def group_of(kind, replica):
+    return replica // 2 if kind is CommGroupType.Consecutive else replica % 2
+
+
+def reference(kind, batches, step):
+    """Each group's weight is a tensor of its own; ``step(weights, shift, gradients)`` is one update of all."""
+    start = Shifted()
+    weights = [row.clone() for row in start.weight.detach()]
+    shift = start.shift.detach().clone()
+    for batch in batches:
+        leaves = [t.clone().requires_grad_() for t in (*weights, shift)]
+        parts = batch.chunk(4)
+        losses = [Shifted.loss(parts[r], leaves[group_of(kind, r)], leaves[-1]) for r in range(4)]
+        step([*weights, shift], torch.autograd.grad(sum(losses) / 4, leaves))
+    return torch.stack(weights), shift
+
+
+@pytest.mark.parametrize("kind", [CommGroupType.Consecutive, CommGroupType.Orthogonal])
+def test_lamb_measures_every_group_by_itself(kind):
+    rate, beta1, beta2, eps, decay = 0.1, 0.9, 0.99, 1e-6, 0.02
+
+    def make(parameters):
+        return poptorch.optim.LAMB(parameters, lr=rate, betas=(beta1, beta2), eps=eps, weight_decay=decay)
+
+    first, second, count = {}, {}, 0
+
+    def step(weights, gradients):
+        nonlocal count
+        count += 1
+        for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            m = first[index] = beta1 * first.get(index, 0.0) + (1 - beta1) * gradient
+            v = second[index] = beta2 * second.get(index, 0.0) + (1 - beta2) * gradient**2
+            direction = (m / (1 - beta1**count)) / ((v / (1 - beta2**count)).sqrt() + eps) + decay * weight
+            weight -= rate * weight.norm() / direction.norm() * direction
+
+    weight, shift, batches = train_in_groups(make, kind)
+    expected_weight, expected_shift = reference(kind, batches, step)
+    torch.testing.assert_close(weight, expected_weight, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(shift, expected_shift, atol=1e-6, rtol=1e-5)
+
+
+def test_native_code_measures_the_same(monkeypatch):
+    def make(parameters):
+        return poptorch.optim.LAMB(parameters, lr=0.1)
+
+    interpreted = train_in_groups(make, CommGroupType.Consecutive)
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    native = train_in_groups(make, CommGroupType.Consecutive)
+    torch.testing.assert_close(native[0], interpreted[0])
+    torch.testing.assert_close(native[1], interpreted[1])
+
+
+@pytest.mark.parametrize("kind", [CommGroupType.Consecutive, CommGroupType.Orthogonal])
+@pytest.mark.parametrize("limit", [0.05, 0.5, 1e6])
+def test_clipping_measures_what_a_replica_holds(kind, limit):
+    """The weight that all share is clipped by the group with the longest gradient."""
+
+    def step(weights, gradients):
+        shared = gradients[-1].norm()
+        lengths = [torch.hypot(gradient.norm(), shared) for gradient in gradients[:-1]]
+        factors = [limit / max(length, limit) for length in (*lengths, max(lengths))]
+        for weight, gradient, factor in zip(weights, gradients, factors, strict=True):
+            weight -= 0.1 * factor * gradient
+
+    def make(parameters):
+        # Clipping sees the sum over the replicas, of which the mean is part of the learning rate.
+        return poptorch.optim.SGD(parameters, lr=0.1, max_grad_norm=4 * limit)
+
+    weight, shift, batches = train_in_groups(make, kind)
+    expected_weight, expected_shift = reference(kind, batches, step)
+    torch.testing.assert_close(weight, expected_weight, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(shift, expected_shift, atol=1e-6, rtol=1e-5)
+
+
+def test_clipped_adam_steps_every_group_once():
+    """Its step count belongs to the weight, not to a row."""
+    model = Shifted()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, max_grad_norm=0.5)
+    training = poptorch.trainingModel(model, poptorch.Options().replicationFactor(2), optimizer)
     training.weight.replicaGrouping(CommGroupType.NoGrouping, 1, VariableRetrievalMode.OnePerGroup)
-    with pytest.raises(poptorch.Error, match="every group would need norms of its own"):
-        training(torch.ones(2, 5))
+    for _ in range(2):
+        training(torch.ones(2, 3))
+    state = optimizer.state_dict()["ipu_state"]
+    assert state["Step___weight"].item() == 2
+    assert state["Accl1___weight"].shape == (2, 3, 4)
+
+
+def test_two_groupings_in_one_model_stay_equal_where_they_are_shared():
+    """A replica's own pair of rows differs from that of its group's other member: the longest gradient counts."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor([[1.0], [2.0]]))
+            self.b = nn.Parameter(torch.tensor([[3.0], [4.0]]))
+
+        def forward(self, x):
+            return poptorch.identity_loss((x * self.a).sum() + (x * self.b).sum() * 2, reduction="sum")
+
+    model = Pair()
+    options = poptorch.Options().replicationFactor(4)
+    training = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=4.0, max_grad_norm=1.0))
+    training.a.replicaGrouping(CommGroupType.Consecutive, 2, VariableRetrievalMode.OnePerGroup)
+    training.b.replicaGrouping(CommGroupType.Orthogonal, 2, VariableRetrievalMode.OnePerGroup)
+    training(torch.tensor([[0.0], [3.0], [1.0], [0.0]]))
+    # Sums over the groups: a has 3 (replicas 0, 1) and 1 (2, 3); b has 2 (0, 2) and 6 (1, 3).
+    longest_a = [max((9 + 4) ** 0.5, (9 + 36) ** 0.5), max((1 + 4) ** 0.5, (1 + 36) ** 0.5)]
+    longest_b = [max((9 + 4) ** 0.5, (1 + 4) ** 0.5), max((9 + 36) ** 0.5, (1 + 36) ** 0.5)]
+    expected_a = torch.tensor([[1 - 3 / longest_a[0]], [2 - 1 / longest_a[1]]])
+    expected_b = torch.tensor([[3 - 2 / longest_b[0]], [4 - 6 / longest_b[1]]])
+    torch.testing.assert_close(model.a.detach(), expected_a)
+    torch.testing.assert_close(model.b.detach(), expected_b)
+
+
+@pytest.mark.parametrize("kind", [CommGroupType.Consecutive, CommGroupType.Orthogonal])
+def test_all_replicas_reads_a_row_for_each_replica(kind):
+    one, _, batches = train_in_groups(lambda p: poptorch.optim.SGD(p, lr=0.1), kind)
+    model = Shifted()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, poptorch.Options().replicationFactor(4), optimizer)
+    training.weight.replicaGrouping(kind, 2, VariableRetrievalMode.AllReplicas)
+    training(batches[0])
+    state = {name: value.clone() for name, value in training.state_dict().items()}
+    assert state["weight"].shape == (4, 3, 4)
+    assert model.shift.shape == (4,)
+    training(batches[1])
+    training.load_state_dict(state)  # what was read can be written
+    training.setOptimizer(optimizer)
+    training(batches[1])
+    training(batches[2])
+    for replica in range(4):
+        assert torch.equal(model.weight.detach()[replica], one[group_of(kind, replica)])
+
+
+def test_what_was_read_of_all_replicas_can_be_compiled_again():
+    model = Shifted()
+    options = poptorch.Options().replicationFactor(4)
+    first = poptorch.trainingModel(model, options)
+    first.weight.replicaGrouping(CommGroupType.Orthogonal, 2, VariableRetrievalMode.AllReplicas)
+    first(torch.ones(4, 3))
+    first.destroy()
+    assert model.weight.shape == (4, 3, 4)
+    second = poptorch.inferenceModel(model, options)
+    second.weight.replicaGrouping(CommGroupType.Orthogonal, 2, VariableRetrievalMode.AllReplicas)
+    expected = [Shifted.loss(torch.ones(1, 3), row, model.shift) for row in model.weight]
+    torch.testing.assert_close(second(torch.ones(4, 3)), torch.stack(expected).detach())
 
 
 def test_all_means_no_grouping():
