@@ -54,6 +54,9 @@ ALLOWED: dict[str, set[str]] = {
     "compilation": {*FOUNDATION, "options", "placement", "ops", "optim", "capture", "compiler", "executable"},
     "optimizer_link": {*FOUNDATION, "optim", "compiler", "compilation", "executable", "runtime"},
     "inspection": {*FOUNDATION, "compiler", "compilation", "executable", "runtime"},
+    "exporting": {
+        *FOUNDATION, "ops", "capture", "compiler", "compilation", "executable", "runtime", "optimizer_link",
+    },
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
 }

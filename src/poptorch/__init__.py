@@ -100,7 +100,7 @@ from poptorch import optim
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # executor
-from poptorch.executor import PoplarExecutor, inferenceModel, trainingModel
+from poptorch.executor import PoplarExecutor, inferenceModel, load, trainingModel
 
 
 def __getattr__(name: str) -> object:

@@ -7,7 +7,7 @@ import datetime
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from poptorch import ambient, environment, instrumentation
+from poptorch import ambient, environment, exporting, instrumentation
 from poptorch._logging import backend, logger, set_repeat_limit
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
@@ -26,6 +26,7 @@ from poptorch.compiler.program import Program
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.grouping import ReplicaGrouping
+from poptorch.exporting import Precompilation
 from poptorch.inspection import Inspection
 from poptorch.optim import SGD
 from poptorch.optimizer_link import OptimizerLink
@@ -40,7 +41,7 @@ from poptorch.runtime import device, gantt
 from poptorch.runtime.engine import Engine
 
 
-class PoplarExecutor(Inspection):
+class PoplarExecutor(Inspection, Precompilation):
     """A model wrapped for training or inference. Made by the two wrapping functions, not by users.
 
     Calling it runs the compiled program; whatever else is asked of it and it does not have is asked of the model.
@@ -70,6 +71,7 @@ class PoplarExecutor(Inspection):
         self._user_model = model
         self._link: OptimizerLink | None = None
         self._build: Build | None = None
+        self._example: BoundCall | None = None
         self._engine: Engine | None = None
         self._device: device.Device | None = None
         self._groups: dict[str, ReplicaGrouping] = {}
@@ -218,7 +220,7 @@ class PoplarExecutor(Inspection):
             check_tracing_rules(call, self._signature)
         return call
 
-    def _compile(self, call: BoundCall) -> None:
+    def _compile(self, call: BoundCall, stored: exporting.StoredExecutable | None = None) -> None:
         started = time.monotonic()
         validate_options(self._options.toDict())
         announce_precision(self._options.Precision)
@@ -230,7 +232,7 @@ class PoplarExecutor(Inspection):
         self._take_model()
         try:
             with self._unwatched(), _Progress(self._options) as progress:
-                self._compile_and_load(call, progress)
+                self._compile_and_load(call, progress, stored)
         except BaseException:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
             self._release()
@@ -243,7 +245,9 @@ class PoplarExecutor(Inspection):
             instrumentation.instrument(self._user_model, self)
             self._link.connect()
 
-    def _compile_and_load(self, call: BoundCall, progress: _Progress) -> None:
+    def _compile_and_load(
+        self, call: BoundCall, progress: _Progress, stored: exporting.StoredExecutable | None
+    ) -> None:
         self.copyWeightsToHostIfNeeded()
         if self._link is not None:
             self._link.check()
@@ -259,6 +263,8 @@ class PoplarExecutor(Inspection):
         )
         build = compile_model(request, progress.step)
         self._check_updatable_buffers(build)
+        if stored is not None:
+            stored.check(build)
         engine = Engine(build.executable)
         if build.executable.native_after == 0:
             engine.use_native_code()
@@ -266,7 +272,7 @@ class PoplarExecutor(Inspection):
         if self._options.connection_type == ConnectionType.OnDemand:
             self._attach(build.ipus_per_replica)
         self._upload(engine)
-        self._build, self._engine = build, engine
+        self._build, self._engine, self._example = build, engine, call
         if self._link is not None:
             self._link.compiled(build, engine, self._parameter_names(), self._is_offline())
         self._load()
@@ -368,7 +374,7 @@ class PoplarExecutor(Inspection):
         """Forget the program and free its device."""
         if self._device is not None:
             self._device.release()
-        self._build = self._engine = self._device = None
+        self._build = self._engine = self._device = self._example = None
         self._ran = self._ever_ran = False
         self._random_state = None
 
@@ -688,3 +694,25 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
     [0.0, 2.0]
     """
     return PoplarExecutor(_unwrapped(model), options, training=False)
+
+
+def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+    """An executor that is ready to run, from a file written by ``save`` or ``compileAndExport``.
+
+    ``edit_opts_fn`` may change the options in place before the model is wrapped, for instance to choose a device. The
+    model in the file is pickled: load files that you trust only.
+
+    >>> import pathlib, poptorch, tempfile
+    >>> path = str(pathlib.Path(tempfile.mkdtemp()) / "relu.poptorch")
+    >>> poptorch.inferenceModel(torch.nn.ReLU()).compileAndExport(path, torch.zeros(2))
+    >>> poptorch.load(path)(torch.tensor([-1.0, 1.0])).tolist()
+    [0.0, 1.0]
+    """
+
+    def wrap(
+        model: nn.Module, options: Options, training: bool, optimizer: torch.optim.Optimizer | None
+    ) -> PoplarExecutor:
+        return trainingModel(model, options, optimizer) if training else inferenceModel(model, options)
+
+    executor: PoplarExecutor = exporting.load(filename, edit_opts_fn, wrap)
+    return executor

@@ -1,0 +1,25 @@
+"""What makes two executables the same: their programs and how these are repeated, not the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from poptorch.compiler.fingerprint import digest, program_digest, update_digest
+from poptorch.executable.executable import Executable
+
+
+def identity(executable: Executable) -> dict[str, str]:
+    """Digests of the parts of an executable, by the names that error messages use."""
+    update, plan = executable.update, executable.plan
+    loop = {name: str(value) for name, value in dataclasses.asdict(executable.loop).items()}
+    types = {name: str(dtype) for name, dtype in executable.accumulator_types.items()}
+    return {
+        "model's graph": program_digest(executable.program),
+        "weight update": "" if update is None else digest([update_digest(update), types, executable.running_mean]),
+        "division over IPUs": ""
+        if plan is None
+        else digest([plan.ordering.value, [program_digest(s.description.program) for s in plan.stages]]),
+        "loop": digest(loop),
+        "anchored tensors": digest([repr(a) for a in executable.anchors]),
+        "replica groups": digest({name: repr(group) for name, group in executable.groups.items()}),
+    }
