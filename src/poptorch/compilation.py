@@ -319,24 +319,25 @@ def _check_buffers(program: Program, options: Any, loop: Loop) -> None:
 
 
 def _check_placement(program: Program, options: Any, training: bool, loop: Loop) -> int:
-    strategy = options._execution_strategy
-    counting.check_pipeline_depth(
-        strategy,
-        program.block_starts,
-        training=training,
-        gradient_accumulation=loop.gradient_accumulation,
-        device_iterations=loop.device_iterations,
-    )
-    placements = program.placements()
+    strategy, placements = options._execution_strategy, program.placements()
     counting.check_phase_ipus(strategy, placements)
-    edges = (
-        (info.placement, other.placement)
-        for info, other in program.forward_edges()
-        if info.placement is not other.placement
-    )
-    counting.check_stage_order(strategy, edges)
-    used = [p.ipu for p in placements]
-    return counting.ipus_per_replica(used) if used else 0
+    if options._Popart.options.get("enablePipelining", True):
+        counting.check_pipeline_depth(
+            strategy,
+            program.block_starts,
+            training=training,
+            gradient_accumulation=loop.gradient_accumulation,
+            device_iterations=loop.device_iterations,
+        )
+        edges = (
+            (info.placement, other.placement)
+            for info, other in program.forward_edges()
+            if info.placement is not other.placement
+        )
+        counting.check_stage_order(strategy, edges)
+    ipus = counting.ipus_per_replica(p.ipu for p in placements)
+    counting.check_ipu_limit(ipus, loop.replicas)
+    return ipus
 
 
 def _announce(program: Program, options: Any) -> None:

@@ -85,6 +85,14 @@ def test_too_many_ipus():
     refuses(r"Too many IPUs requested \(68\).*Experiments that need more than 64", Chain(FOUR), options, rows=17)
 
 
+@pytest.mark.parametrize("target", ["useIpuModel", "useOfflineIpuTarget"])
+def test_too_many_ipus_for_any_target(target):
+    options = make_options(poptorch.ShardedExecution(), accumulation=1, replicas=17)
+    getattr(options, target)(*[True] * (target == "useIpuModel"))
+    with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(68\)"):
+        poptorch.inferenceModel(Chain(FOUR), options).compile(torch.ones(17, 8))
+
+
 def test_ipus_that_are_no_power_of_two():
     options = make_options(poptorch.ShardedExecution(), accumulation=1).autoRoundNumIPUs(False)
     message = "The model specifies the use of 3 IPUs.*must reserve a minimum of 4.*autoRoundNumIPUs"

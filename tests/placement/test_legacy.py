@@ -83,7 +83,11 @@ def test_construction_warns_of_deprecation(caplog):
         ({"stage_id": 3, "phase_id": poptorch.PhaseId.Disabled}, Placement(3, 0, 3)),
     ],
 )
-def test_begin_phase_selects_by_number(kwargs, placement):
+def test_begin_phase_and_the_old_scope_select_by_number(kwargs, placement):
+    with ambient.capturing(CaptureContext(placement=Placement(ipu=7))) as context:
+        with poptorch.Phase(**kwargs):
+            pass
+    assert context.placement == placement  # leaving the scope changes nothing
     layer = poptorch.BeginPhase(layer_to_call=nn.Identity(), **kwargs)
     with ambient.capturing(CaptureContext(placement=Placement(ipu=7))) as context:
         layer(1)
@@ -100,6 +104,52 @@ def test_begin_phase_selects_by_number(kwargs, placement):
         ({"stage_id": 0, "phase_id": "0"}, "phase_id must be either a positive integer or a PhaseId"),
     ],
 )
-def test_begin_phase_checks_its_numbers(kwargs, message):
+def test_begin_phase_and_the_old_scope_check_their_numbers(kwargs, message):
+    with pytest.raises(AssertionError, match=message):
+        poptorch.Phase(**kwargs)
     with pytest.raises(AssertionError, match=message):
         poptorch.BeginPhase(layer_to_call=nn.Identity(), **kwargs)
+
+
+def test_the_old_scope_in_a_model():
+    class Scoped(nn.Module):
+        def forward(self, x):
+            with poptorch.Phase(stage_id=0):
+                x = x + 1
+            with poptorch.Phase(stage_id=1):
+                x = x * 2
+            return x - 3
+
+    inference = poptorch.inferenceModel(Scoped(), poptorch.Options().deviceIterations(2))
+    assert inference(torch.ones(2, 1)).tolist() == [[1.0], [1.0]]
+    assert "IPU1 | .  0F 1F" in inference.drawSchedule()
+
+
+def test_a_phase_of_the_current_api_takes_no_numbers():
+    with pytest.raises(AssertionError, match=r"All arguments must either be block IDs \(strings\) or Stages"):
+        poptorch.Phase(1)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_pipelining_can_be_switched_off(enabled):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), poptorch.IPU(1, nn.Linear(2, 2))
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model = Wrapped()
+    options = poptorch.Options().deviceIterations(2).enablePipelining(enabled)
+    inference = poptorch.inferenceModel(model, options)
+    torch.testing.assert_close(inference(torch.ones(2, 2)), model(torch.ones(2, 2)))
+    ideal = inference.drawSchedule().splitlines()[1:3]
+    assert ideal == (["IPU0 | 0F 1F .", "IPU1 | .  0F 1F"] if enabled else ["IPU0 | 0F .  1F .", "IPU1 | .  0F .  1F"])
+
+
+def test_without_pipelining_one_micro_batch_is_enough():
+    options = poptorch.Options().enablePipelining(False)
+    model = nn.Sequential(nn.Linear(2, 2), poptorch.IPU(1, nn.Linear(2, 2)))
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(poptorch.inferenceModel(model, options)(x), model(x))

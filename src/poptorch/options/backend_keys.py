@@ -203,6 +203,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
     "reportOptions": ("none", "the report of this package has no variants"),
     "syntheticDataMode": ("host", "inputs are generated instead of transferred"),
     "instrumentWithHardwareCycleCounter": ("modelled", "cycles are computed by the IPU Model"),
+    "enablePipelining": ("host", "off: the stages of a pipeline run one after the other, as shards"),
     "enableStableNorm": ("modelled", "the IPU Model charges for it; the host always uses the accurate form"),
     "partialsTypeMatMuls": ("modelled", "cycles and memory of matrix products"),
     "convolutionOptions": ("modelled", "cycles and memory of convolutions"),

@@ -316,6 +316,18 @@ _COMPILING = (
         stored="2",
     ),
     _option(
+        "enablePipelining",
+        Parameter("enable_pipelining", bool),
+        keys=(Key("enablePipelining", declared=bool, store="popart"),),
+        doc="""Overlap the parts of a model on several IPUs, or run them one after the other. Without it the
+        execution strategy decides.""",
+        effect="host",
+        effect_note="`False` runs the stages of a pipeline one after the other, as shards.",
+        example="False",
+        stored="False",
+        until="1.3",
+    ),
+    _option(
         "enableStableNorm",
         Parameter("enabled", bool),
         keys=(Key("enableStableNorm", declared=bool, store="popart"),),

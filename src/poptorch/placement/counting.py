@@ -89,17 +89,10 @@ def reserve_ipus(
     >>> reserve_ipus(3, hardware=False)
     3
     """
-    required = per_replica * replication_factor
+    required = check_ipu_limit(per_replica, replication_factor)
     if required == 0:
         _logging.logger.info("The model contains no operation that runs on an IPU: No IPUs are used.")
         return 0
-    if required > MAX_IPUS_PER_PROCESS:
-        raise backend_error(
-            f"Too many IPUs requested ({required}): {per_replica} per replica x {replication_factor} "
-            f"replicas, and one process can use {MAX_IPUS_PER_PROCESS}. Experiments that need more than "
-            f"{MAX_IPUS_PER_PROCESS} IPUs need distributed execution: start several processes, for "
-            "instance with poprun."
-        )
     reserved = next_power_of_two(required)
     if reserved == required or not hardware:
         return required
@@ -118,6 +111,23 @@ def reserve_ipus(
         reserved - required,
     )
     return reserved
+
+
+def check_ipu_limit(per_replica: int, replication_factor: int = 1) -> int:
+    """The IPUs that a model uses; refuses more than one process can have, whatever the target.
+
+    >>> check_ipu_limit(2, 4)
+    8
+    """
+    required = per_replica * replication_factor
+    if required > MAX_IPUS_PER_PROCESS:
+        raise backend_error(
+            f"Too many IPUs requested ({required}): {per_replica} per replica x {replication_factor} "
+            f"replicas, and one process can use {MAX_IPUS_PER_PROCESS}. Experiments that need more than "
+            f"{MAX_IPUS_PER_PROCESS} IPUs need distributed execution: start several processes, for "
+            "instance with poprun."
+        )
+    return required
 
 
 def check_selected_device(device_ipus: int, required: int, device_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Annotations of the first releases: ``IPU`` (up to SDK 1.3) and ``BeginPhase`` (between 1.3 and 1.4).
+"""Annotations of the first releases: ``IPU`` (up to SDK 1.3), ``BeginPhase`` and the old ``Phase`` (until 1.4).
 
 They select IPU, stage or phase by number. New code uses ``Block`` and ``BeginBlock``.
 """
@@ -63,16 +63,75 @@ class IPU(torch.nn.Module):
 
 
 class IpuId(IntEnum):
-    """Relative IPU numbers for ``BeginPhase``."""
+    """Relative IPU numbers for ``BeginPhase`` and the old ``Phase``."""
 
     SameAsStage = -1
     SameAsPreviousStage = -2
 
 
 class PhaseId(IntEnum):
-    """Special phase numbers for ``BeginPhase``."""
+    """Special phase numbers for ``BeginPhase`` and the old ``Phase``."""
 
     Disabled = -1
+
+
+class _Numbers:
+    """Stage, phase and IPU as the user gave them."""
+
+    def __init__(self, stage_id: Any, phase_id: Any, ipu_id: Any) -> None:
+        if stage_id is None:  # the oldest form, with an IPU and nothing else
+            stage_id = ipu_id
+        require(_is_index(stage_id), f"stage_id must be a positive integer, not {stage_id!r}.")
+        require(
+            _is_index(ipu_id) or isinstance(ipu_id, IpuId),
+            f"ipu_id must be either a positive integer or a IpuId, not {ipu_id!r}.",
+        )
+        require(
+            _is_index(phase_id) or phase_id == PhaseId.Disabled,
+            f"phase_id must be either a positive integer or a PhaseId, not {phase_id!r}.",
+        )
+        self.stage, self.phase, self.ipu = stage_id, phase_id, ipu_id
+
+    def start(self) -> None:
+        """Select the placement in the running capture, if there is one."""
+        context = ambient.current()
+        if context is not None:
+            enter(context, self._placement(context.placement or ambient.Placement()))
+
+    def _placement(self, previous: ambient.Placement) -> ambient.Placement:
+        relative = {IpuId.SameAsStage: self.stage, IpuId.SameAsPreviousStage: previous.ipu}
+        ipu = relative[self.ipu] if isinstance(self.ipu, IpuId) else self.ipu
+        phase = 0 if self.phase == PhaseId.Disabled else int(self.phase)
+        return ambient.Placement(stage=self.stage, phase=phase, ipu=ipu)
+
+
+class PhaseScope:
+    """Select stage, phase and IPU by number; leaving the scope changes nothing.
+
+    It was called ``Phase`` before SDK 1.4, and ``poptorch.Phase`` with numbers by keyword still makes it.
+
+    >>> import poptorch
+    >>> with poptorch.Phase(stage_id=1, ipu_id=IpuId.SameAsPreviousStage):
+    ...     print(1 + 1)
+    2
+    """
+
+    def __init__(
+        self,
+        stage_id: int | None = None,
+        phase_id: int | PhaseId = PhaseId.Disabled,
+        ipu_id: int | IpuId = IpuId.SameAsStage,
+    ) -> None:
+        self._numbers = _Numbers(stage_id, phase_id, ipu_id)
+
+    def __enter__(self) -> PhaseScope:
+        self._numbers.start()
+        return self
+
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """The placement lasts until the next annotation."""
 
 
 class BeginPhase(torch.nn.Module):
@@ -93,39 +152,21 @@ class BeginPhase(torch.nn.Module):
         ipu_id: int | IpuId = IpuId.SameAsStage,
     ) -> None:
         super().__init__()
-        if stage_id is None:  # BeginPhase(ipu_id=1, layer_to_call=layer)
-            stage_id = ipu_id
-        require(_is_index(stage_id), f"stage_id must be a positive integer, not {stage_id!r}.")
-        require(
-            _is_index(ipu_id) or isinstance(ipu_id, IpuId),
-            f"ipu_id must be either a positive integer or a IpuId, not {ipu_id!r}.",
-        )
-        require(
-            _is_index(phase_id) or phase_id == PhaseId.Disabled,
-            f"phase_id must be either a positive integer or a PhaseId, not {phase_id!r}.",
-        )
+        self._numbers = _Numbers(stage_id, phase_id, ipu_id)
         require(
             callable(layer_to_call),
             f"layer_to_call must be a module or another callable, not {layer_to_call!r}.",
         )
-        self.stage_id = stage_id
+        self.stage_id = self._numbers.stage
         self.phase_id = phase_id
         self.ipu_id = ipu_id
         self.layer_to_call = layer_to_call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Select the placement, then call the layer."""
-        context = ambient.current()
-        if context is not None:
-            enter(context, self._placement(context.placement or ambient.Placement()))
+        self._numbers.start()
         assert self.layer_to_call is not None
         return self.layer_to_call(*args, **kwargs)
-
-    def _placement(self, previous: ambient.Placement) -> ambient.Placement:
-        relative = {IpuId.SameAsStage: self.stage_id, IpuId.SameAsPreviousStage: previous.ipu}
-        ipu = relative[self.ipu_id] if isinstance(self.ipu_id, IpuId) else self.ipu_id
-        phase = 0 if self.phase_id == PhaseId.Disabled else int(self.phase_id)
-        return ambient.Placement(stage=self.stage_id, phase=phase, ipu=ipu)
 
 
 def _is_index(value: object) -> bool:

@@ -67,13 +67,21 @@ class Stage:
 class Phase:
     """Stages that may run at the same time on different IPUs.
 
-    Made from stages, or from the block IDs of a single stage.
+    Made from stages, or from the block IDs of a single stage. (With numbers by keyword, ``Phase(stage_id=1)``, it is
+    the scope of that name from before SDK 1.4: see :class:`poptorch.placement.legacy.PhaseScope`.)
 
     >>> phase = Phase(Stage("left"), Stage("right"))
     >>> phase.ipus(0, 2)
     >>> phase.stage(1)
     Stage('right').ipu(2)
     """
+
+    def __new__(cls, *arg: BlockId | Stage, **numbers: int) -> Any:
+        if not numbers:
+            return super().__new__(cls)
+        from poptorch.placement.legacy import PhaseScope
+
+        return PhaseScope(*arg, **numbers)  # type: ignore[arg-type]
 
     def __init__(self, *arg: BlockId | Stage) -> None:
         if all(isinstance(item, Stage) for item in arg) and arg:
@@ -83,7 +91,8 @@ class Phase:
             all(isinstance(item, str) for item in arg),
             "All arguments must either be block IDs (strings) or Stages, but got "
             f"{', '.join(type(item).__name__ for item in arg)}. "
-            "(To select an IPU inside a model, as Phase did before SDK 1.4, use poptorch.Block.)",
+            "(To select an IPU inside a model, as Phase did before SDK 1.4, use poptorch.Block(ipu_id=...) or "
+            "poptorch.Phase(stage_id=...).)",
         )
         self.stages = [Stage(*arg)]  # type: ignore[arg-type]
 
