@@ -33,6 +33,8 @@ class Preparation:
     [tensor([1., 1.])]
     """
 
+    __portable__ = ("_interpreter",)
+
     def __init__(
         self, graph_module: fx.GraphModule, mode: FakeTensorMode, weights: Mapping[fx.Node, torch.Tensor]
     ) -> None:
