@@ -68,6 +68,13 @@ def _window(call: Callable[[], object]) -> tuple[int, int, int]:
 
 def live_bytes() -> int:
     """Resident bytes of all tensors in this process; a storage that several share counts once."""
+    with torch._C.DisableTorchFunctionSubclass():  # a look at wrapped weights would fetch them from the device
+        storages = _storages()
+    return sum(_resident_bytes(address, size) for address, size in storages.items())
+
+
+def _storages() -> dict[int, int]:
+    """Address and size of the memory of all tensors."""
     storages: dict[int, int] = {}
     for thing in gc.get_objects():
         if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
@@ -79,7 +86,7 @@ def live_bytes() -> int:
                 storages[torch.ops.mkldnn.data_ptr(tensor)] = torch.ops.mkldnn._nbytes(tensor)
             elif tensor.layout is torch.strided and tensor.untyped_storage().device.type == "cpu":
                 storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(_resident_bytes(address, size) for address, size in storages.items())
+    return storages
 
 
 def _resident_bytes(address: int, size: int) -> int:

@@ -196,6 +196,13 @@ KEEP_MEMORY = Flag(
     "Keep memory that programs have freed for their next call, instead of giving it back to the system each time.",
     "the first compilation",
 )
+SPILL_WEIGHTS = Flag(
+    "POPTORCH_SPILL_WEIGHTS",
+    True,
+    "Keep the host's copy of weights that are being trained in a temporary file instead of in memory, until somebody "
+    "looks at it.",
+    "each compilation of a training model",
+)
 WAIT_FOR_IPU = Flag(
     "POPTORCH_WAIT_FOR_IPU",
     False,
@@ -282,6 +289,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     SYSTEM,
     CODEGEN,
     KEEP_MEMORY,
+    SPILL_WEIGHTS,
     WAIT_FOR_IPU,
     CACHE_DIR,
     DEFAULT_OPTIONS,

@@ -428,8 +428,10 @@ class PoplarExecutor(Inspection, Precompilation):
         self._host_weights_stale = False
         # Somebody may look at weights, or drop an executor, while another model is being captured.
         with self._unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            host = self._host_tensors()
+            engine.return_host_memory(host)
             values = engine.download()
-            for name, tensor in self._host_tensors().items():
+            for name, tensor in host.items():
                 value = values[name]
                 if name in self._groups:
                     value = self._groups[name].to_host(value)
@@ -445,6 +447,12 @@ class PoplarExecutor(Inspection, Precompilation):
         logger.debug("Implicit copyWeightsToHost()")
         self.copyWeightsToHost()
         return True
+
+    def _lend_weights(self, engine: Engine) -> None:
+        """Nobody has looked at the host's weights for some calls: let the device use their memory."""
+        with self._unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            host = self._host_tensors()
+            engine.borrow({n: t for n, t in host.items() if instrumentation.is_watched_by(t, self)})
 
     def _save_weights(self) -> None:
         self.copyWeightsToHostIfNeeded()
@@ -572,6 +580,8 @@ class PoplarExecutor(Inspection, Precompilation):
         ]
         if build.executable.native_after is not None:
             self._count_towards_native(build, engine)
+        if self._host_weights_stale and engine.wants_host_memory():
+            self._lend_weights(engine)
         results = engine.run(inputs)
         self._after_run(build, given, inputs)
         return self._rebuild(build, results)

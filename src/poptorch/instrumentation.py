@@ -50,6 +50,12 @@ def owner_of(model: nn.Module) -> Any:
     return None if reference is None else reference()
 
 
+def is_watched_by(tensor: torch.Tensor, owner: object) -> bool:
+    """Whether every look at the tensor goes through this training executor."""
+    reference = getattr(type(tensor), _MARK, None)
+    return reference is not None and reference() is owner
+
+
 def check_buffers(model: nn.Module) -> None:
     """Only plain tensors can be watched."""
     for name, buffer in model.named_buffers():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from poptorch.compiler.codegen.half import Weights
+from poptorch.compiler.codegen.interpret import generate_step
 from poptorch.compiler.codegen.randomness import RandomSource, mix
 from poptorch.compiler.program import Role
 from poptorch.compiler.update import State, flat_arguments
@@ -19,6 +20,7 @@ from poptorch.runtime import schedule
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.heap import keep_freed_memory
+from poptorch.runtime.loans import Borrower, end_loans
 from poptorch.runtime.loss_scale import LossScaler, Tally
 from poptorch.runtime.native import to_native
 from poptorch.runtime.owners import update_shards
@@ -66,7 +68,9 @@ class Engine:
         self.parallel = None if executable.plan is None else ParallelRunner(executable, executable.plan)
         """Runs the pieces of a model on several IPUs, or several replicas, at the same time."""
 
+        self._borrower = Borrower(program.training and self.parallel is None)
         self._simple = self._is_simple()
+        self._join_update()
 
     def _is_simple(self) -> bool:
         """One inference micro-batch a call: the loop has nothing to do."""
@@ -74,6 +78,15 @@ class Engine:
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
         e = self.executable
         return once and not e.program.training and not e.anchors and not e.synthetic_data and self.parallel is None
+
+    def _join_update(self) -> None:
+        """Update weights in the middle of back-propagation, where that is possible: gradients are dropped earlier."""
+        executable = self.executable
+        if executable.step is None and executable.updates_every_time and executable.native_after != 0:
+            update = executable.update
+            assert update is not None
+            names = [name for group in update.parameters for name in group]
+            executable.step = generate_step(executable.program, update.graph_module.graph, names)
 
     def use_native_code(self) -> None:
         """Run native code from the next call on."""
@@ -84,6 +97,8 @@ class Engine:
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy host parameters and buffers to the device; every replica starts from the same values."""
+        self._borrower.give_back(keep=False)
+        end_loans(tensors.values())
         if not self._parameters and not self._buffers:
             self._allocate(tensors)
             return
@@ -134,6 +149,19 @@ class Engine:
             **dict(zip(self._parameter_names, self._parameters, strict=True)),
             **dict(zip(self._buffer_names, buffers, strict=True)),
         }
+
+    def return_host_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Before the host's tensors are written: those whose memory the device uses are the host's alone again."""
+        self._borrower.give_back(keep=True)
+        end_loans(tensors.values())
+
+    def wants_host_memory(self) -> bool:
+        """To be asked before a training call while the host's weights are old: whether to call :meth:`borrow`."""
+        return self._borrower.called()
+
+    def borrow(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep the device's weights in the memory of the host's, which go to a file until they are asked for."""
+        self._borrower.borrow((tensors[name], own) for name, own in self._by_name.items() if name in tensors)
 
     def parameter(self, name: str) -> torch.Tensor:
         """One device parameter."""

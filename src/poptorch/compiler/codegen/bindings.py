@@ -76,6 +76,7 @@ def _reaches(candidate: Callable[..., Any], node: fx.Node) -> bool:
     mode = _fake_mode(args, kwargs)
     if mode is None:
         return False
+    args, kwargs = _in_mode(mode, args), _in_mode(mode, kwargs)
     wanted, got = _Spy(), _Spy()
     try:
         with mode, torch.no_grad():
@@ -111,6 +112,20 @@ def _fake_mode(*structures: Any) -> Any:
 
     leaves = pytree.tree_leaves(structures)
     return next((leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor)), None)
+
+
+def _in_mode(mode: Any, structure: Any) -> Any:
+    """The structure with all fake tensors of one mode: values of two recordings may meet in an operation."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _pytree as pytree
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, FakeTensor) or value.fake_mode is mode:
+            return value
+        with mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+    return pytree.tree_map(moved, structure)
 
 
 def _kinds(values: Any) -> Any:

@@ -23,8 +23,11 @@ from poptorch.compiler.codegen.half import (
     is_in_place,
     needs_safety_net,
     rounding,
+    touches_half,
     wide_constant,
 )
+from poptorch.compiler.codegen.in_place import Reuse
+from poptorch.compiler.codegen.interleaving import interleave
 from poptorch.compiler.codegen.randomness import with_generator
 from poptorch.compiler.codegen.stochastic import FIRST_STREAM, StochasticInPlace, stochastic_rounding
 from poptorch.compiler.numerics import Numerics
@@ -66,6 +69,27 @@ def generate(program: Program) -> Generated:
     return writer.finish("micro_batch", [*_GROUPS.values(), "random"])
 
 
+def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> Generated | None:
+    """``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs`` with the update.
+
+    The outputs are the program's without the gradients, which are dropped as they are used up. ``None`` where the
+    update has to wait for all of them.
+    """
+    step = interleave(program, update, names)
+    if step is None:
+        return None
+    writer = _Writer(step.graph_module, program.numerics)
+    for role, group in _GROUPS.items():
+        nodes = zip(step.ports, program.ports, strict=True)
+        names = [writer.name(node) for node, port in nodes if port.role is role]
+        if names:
+            writer.line(f"{', '.join(names)}, = {group}")
+    if step.state:
+        writer.line(f"{', '.join(map(writer.name, step.state))}, = state")
+    writer.body(step.graph_module.graph)
+    return writer.finish("step", [*_GROUPS.values(), "random", "state"])
+
+
 def generate_flat(graph_module: fx.GraphModule, name: str, numerics: Numerics = Numerics()) -> Generated:
     """A function that takes the source of random numbers and the graph's placeholders one by one."""
     writer = _Writer(graph_module, numerics)
@@ -83,13 +107,14 @@ class _Writer:
         self._module = graph_module
         self._numerics = numerics
         self._half = HalfPlan(graph_module.graph, numerics, weights)
+        self._reuse = Reuse(graph_module.graph) if numerics.plain else None
         self._wide: dict[fx.Node, str] = {}
         self._roundings = FIRST_STREAM
         self._bindings = Bindings()
         self._globals: dict[str, Any] = {}
         self._callables: dict[int, str] = {}
         self._names: dict[fx.Node, str] = {}
-        self._taken: set[str] = set(_GROUPS.values()) | {"random", "copies"}
+        self._taken: set[str] = set(_GROUPS.values()) | {"random", "copies", "state"}
         self._lines: list[str] = []
 
     def line(self, text: str) -> None:
@@ -150,10 +175,19 @@ class _Writer:
             function: Any = with_generator(node.target)
             extra = [f"generator=random({random})"]
         else:
+            variant = self._reuse.variant(node) if self._reuse is not None and not touches_half(node) else None
+            if variant is not None:
+                self._in_place_operation(node, *variant)
+                return
             function, extra = self._bindings.find(node), []
             if needs_safety_net(node):
                 function = SafetyNet(node, function)
         self._call(node, self._callable(function, node), self._arguments(node) + extra)
+
+    def _in_place_operation(self, node: fx.Node, function: Any, operands: Sequence[Any]) -> None:
+        arguments = [self._value(a) for a in operands]
+        arguments += [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
+        self._call(node, self._callable(function, node, "_in_place"), arguments)
 
     def _call(self, node: fx.Node, function: str, arguments: list[str]) -> None:
         self.line(f"{self.name(node)} = {function}({', '.join(arguments)})")
@@ -227,11 +261,11 @@ class _Writer:
         self._globals[name] = value
         return name
 
-    def _callable(self, function: Any, node: fx.Node) -> str:
+    def _callable(self, function: Any, node: fx.Node, kind: str = "") -> str:
         known = self._callables.get(id(function))
         if known is None:
             target = getattr(node.target, "__name__", None) or str(node.target)
-            known = "op_" + re.sub(r"\W", "_", str(target)) + f"_{len(self._callables)}"
+            known = "op_" + re.sub(r"\W", "_", str(target)) + f"{kind}_{len(self._callables)}"
             self._callables[id(function)] = known
             self._globals[known] = function
         return known

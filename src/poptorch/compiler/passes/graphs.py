@@ -34,6 +34,17 @@ def storage_root(node: fx.Node) -> fx.Node:
     return node
 
 
+# Operations that may hand back the memory of their operand although their schema does not say so.
+_UNDECLARED_VIEWS = frozenset({aten._unsafe_view.default, aten.contiguous.default, aten.reshape.default})
+
+
+def memory_root(node: fx.Node) -> fx.Node:
+    """Like :func:`storage_root`, looking through operations that only sometimes make memory of their own."""
+    while (is_view(node) or node.target in _UNDECLARED_VIEWS) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
 def descendants(starts: Iterable[fx.Node]) -> set[fx.Node]:
     """Everything computed from ``starts``, these included."""
     seen = set(starts)

@@ -1,0 +1,181 @@
+"""One copy of the weights in memory while the device trains and nobody looks at the host's.
+
+The host's weights are out of date as soon as the device has trained, yet they may be asked for: ``copyWeightsToDevice``
+goes back to them. So they are written to a file, and their memory becomes that of the device's weights. Whoever looks
+at the host's weights gets the trained ones first, as always; only then are there two copies in memory again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import IO
+
+import torch
+
+from poptorch import environment
+from poptorch._logging import logger
+from poptorch.errors import backend_error
+
+_SMALLEST = 1 << 16
+"""Tensors below this stay as they are."""
+
+_WORTHWHILE = 1 << 20
+"""A loan of less than this in all is not made."""
+
+_FIRST_PATIENCE = 3
+"""After how many training calls in a row without a look at the host's weights their memory is taken."""
+
+_ALIGNMENT = 64  # what kernels may count on in memory that torch allocated
+
+
+class Loan:
+    """Host tensors whose memory the device uses, and the file with their values."""
+
+    def __init__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]], file: IO[bytes]) -> None:
+        self._pairs = pairs
+        self._file = file
+        for host, _ in pairs:
+            _lent[host.data_ptr()] = self
+
+    @staticmethod
+    def make(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Loan | None:
+        """Let each second tensor live in the memory of the first; ``None`` if it is not worthwhile or not possible."""
+        suited = [pair for pair in pairs if _is_suited(*pair)]
+        if sum(host.nbytes for host, _ in suited) < _WORTHWHILE:
+            return None
+        try:
+            file = _file_with(host for host, _ in suited)
+        except OSError as error:
+            logger.debug("Host weights stay in memory: %s", error)
+            return None
+        for host, device in suited:
+            ctypes.memmove(host.data_ptr(), device.data_ptr(), host.nbytes)
+            device.set_(host.untyped_storage(), 0, device.shape, device.stride())
+        return Loan(suited, file)
+
+    def end(self, *, keep: bool) -> None:
+        """Give the device memory of its own; the host's tensors keep the device's values, or get their own back."""
+        pairs, self._pairs = self._pairs, []
+        self._file.seek(0)
+        for host, device in pairs:
+            _lent.pop(host.data_ptr(), None)
+            device.set_(device.clone().untyped_storage(), 0, device.shape, device.stride())
+            if keep:
+                self._file.seek(host.nbytes, 1)
+            else:
+                _read(self._file, host)
+        self._file.close()
+
+
+_lent: weakref.WeakValueDictionary[int, Loan] = weakref.WeakValueDictionary()
+"""The loan that a piece of host memory belongs to, by address."""
+
+_lock = threading.RLock()
+
+
+def end_loans(tensors: Iterable[torch.Tensor]) -> None:
+    """Before host tensors are read or written behind their backs: give them their own values back."""
+    with _lock:
+        if _lent:
+            found = {id(loan): loan for t in tensors if (loan := _lent.get(t.data_ptr())) is not None}
+            for loan in found.values():
+                loan.end(keep=False)
+
+
+class Patience:
+    """When to borrow: after calls in a row without a look, twice as many each time that somebody looked after all.
+
+    >>> patience = Patience(calls=2)
+    >>> patience.called(), patience.called()
+    (False, True)
+    >>> patience.looked()
+    >>> [patience.called() for _ in range(4)]
+    [False, False, False, True]
+    """
+
+    def __init__(self, calls: int = _FIRST_PATIENCE) -> None:
+        self._calls = calls
+        self._seen = 0
+
+    def called(self) -> bool:
+        """Count a training call; whether it is the one before which to borrow."""
+        self._seen += 1
+        return self._seen == self._calls
+
+    def looked(self) -> None:
+        """Somebody looked at the host's weights."""
+        if self._seen >= self._calls:
+            self._calls *= 2
+        self._seen = 0
+
+
+class Borrower:
+    """Makes and ends the loans of one engine."""
+
+    def __init__(self, possible: bool) -> None:
+        self._patience = Patience()
+        self._possible = possible and environment.SPILL_WEIGHTS.read()
+        self._loan: Loan | None = None
+
+    def called(self) -> bool:
+        """Count a training call; whether to :meth:`borrow` before it runs."""
+        return self._possible and self._patience.called()
+
+    def borrow(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Take the memory of host tensors for the device's tensors beside them."""
+        with _lock:
+            if self._loan is None:
+                self._loan = Loan.make(pairs)
+                self._possible = self._loan is not None
+
+    def give_back(self, *, keep: bool) -> None:
+        """The host's weights are in use again: with the device's values (``keep``), or with those they had."""
+        with _lock:
+            self._patience.looked()
+            loan, self._loan = self._loan, None
+            if loan is not None:
+                loan.end(keep=keep)
+
+
+def _is_suited(host: torch.Tensor, device: torch.Tensor) -> bool:
+    """Plain memory that belongs to this tensor alone, so that every look at it is noticed."""
+    if host.nbytes < _SMALLEST or host.dtype is not device.dtype or host.shape != device.shape:
+        return False
+    if host.layout is not torch.strided or not (host.is_contiguous() and device.is_contiguous()):
+        return False
+    storage = host.untyped_storage()
+    whole = storage.nbytes() == host.nbytes and host.data_ptr() % _ALIGNMENT == 0
+    # One owner is the tensor and the other the storage object in our hands; a graph that saved the tensor counts too.
+    unshared = torch._C._storage_Use_Count(storage._cdata) == 2 and host._use_count() == 1  # type: ignore[attr-defined]
+    return host.device.type == "cpu" and whole and unshared and not storage.is_shared() and host.data_ptr() not in _lent
+
+
+def _file_with(tensors: Iterable[torch.Tensor]) -> IO[bytes]:
+    file = tempfile.TemporaryFile(buffering=0, prefix="poptorch-weights-")  # noqa: SIM115  lives as long as the loan
+    try:
+        for tensor in tensors:
+            rest = _bytes_of(tensor)
+            while rest:
+                rest = rest[file.write(rest) :]
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _read(file: IO[bytes], tensor: torch.Tensor) -> None:
+    rest = _bytes_of(tensor)
+    while rest:
+        count = file.readinto(rest)  # type: ignore[attr-defined]
+        if not count:
+            raise backend_error("The temporary file with the host's weights ended early: they cannot be restored")
+        rest = rest[count:]
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's memory, for whoever moves bytes; the tensor must outlive it."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
