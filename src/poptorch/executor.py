@@ -231,7 +231,7 @@ class PoplarExecutor(Inspection, Precompilation):
         self._check_target()
         self._take_model()
         try:
-            with self._unwatched(), _Progress(self._options) as progress:
+            with self._unwatched(), self._turn_to_compile(), _Progress(self._options) as progress:
                 self._compile_and_load(call, progress, stored)
         except BaseException:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
@@ -265,6 +265,7 @@ class PoplarExecutor(Inspection, Precompilation):
         self._check_updatable_buffers(build)
         if stored is not None:
             stored.check(build)
+        self._find_code(build, stored, cached=not self._uses_ipu_model())
         engine = Engine(build.executable)
         if build.executable.native_after == 0:
             engine.use_native_code()

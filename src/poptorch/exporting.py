@@ -19,6 +19,7 @@ from poptorch.compilation import Build
 from poptorch.compiler.program import Role
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError
+from poptorch.executable import cache
 from poptorch.executable import file as container
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
@@ -40,6 +41,7 @@ class Precompilation:
     _link: OptimizerLink | None
     _options: Any
     _training: bool
+    _user_model: nn.Module
     _device: Any
     _signature: Signature
     _example: BoundCall | None
@@ -71,6 +73,7 @@ class Precompilation:
             "metadata": self._metadata(build, export_model),
             **_example_sections(self._example),
             "program": str(build.executable.program),
+            **cache.sections_of(build.executable.code),
         }
         if save_rng_state and rng_state is not None:
             sections["rng"] = {"state": rng_state}
@@ -117,6 +120,35 @@ class Precompilation:
             ) from error
         with torch.inference_mode(False):
             self._compile(call, stored)
+
+    # -- the executable cache ------------------------------------------------------------------------------------
+
+    def _cache_directory(self) -> str | None:
+        settings = self._options._Popart.options
+        return settings.get("cachePath") if settings.get("enableEngineCaching") else None
+
+    def _find_code(self, build: Build, stored: StoredExecutable | None, cached: bool) -> None:
+        """Let the executable take its native code from where an earlier process left it."""
+        directory = self._cache_directory() if cached else None
+        if directory is not None:
+            cache.prepare_directory(directory)
+        build.executable.code = cache.pieces_for(build.executable, directory, None if stored is None else stored.file)
+        if build.executable.native_after != 0:
+            build.executable.code.finish()
+
+    def _turn_to_compile(self) -> contextlib.AbstractContextManager[None]:
+        """Of several processes with one cache, the first compiles while the others wait."""
+        processes, directory = self._options.Distributed.numProcesses, self._cache_directory()
+        if processes == 1:
+            return contextlib.nullcontext()
+        if directory is None:
+            logger.warning(
+                "Every one of %d processes compiles the model. Use poptorch.Options.enableExecutableCaching() to let "
+                "them share the result.",
+                processes,
+            )
+            return contextlib.nullcontext()
+        return cache.one_at_a_time(directory, self._user_model, processes)
 
     # -- what is written -----------------------------------------------------------------------------------------
 

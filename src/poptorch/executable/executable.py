@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.codegen.pieces import Pieces
 from poptorch.compiler.passes.precision import GradientWatch
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
@@ -71,8 +72,16 @@ class Executable:
     plan: Plan | None = None
     """How the model is divided; ``None`` when it is one piece on one replica."""
 
+    code: Pieces = field(default_factory=Pieces, repr=False)
+    """Where native code comes from, and what there is of it."""
+
     watch: GradientWatch = field(default_factory=GradientWatch)
     """What automatic loss scaling counts."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update combines the gradients of several micro-batches."""
+        return self.update is not None and self.loop.micro_batches_per_update > 1
 
     @property
     def updates_every_time(self) -> bool:

@@ -254,8 +254,8 @@ _COMPILING = (
         apply=do.enable_executable_caching,
         doc="""Keep compiled executables in this directory and use those that are there; ``None`` switches it
         off. Files are never removed automatically.""",
-        effect="later",
-        effect_note="executables are not cached yet: every program is compiled.",
+        effect="host",
+        effect_note="one file for each graph; what makes starting take long, native code, is in it.",
         example='"/tmp/cache"',
         stored="'/tmp/cache'",
         refusals=(Refusal((1,), AssertionError),),

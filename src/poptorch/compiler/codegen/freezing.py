@@ -87,12 +87,8 @@ def _own_linear(graph: fx.Graph) -> None:
 
 
 @cache
-def _packed_linear() -> Any:
-    """``poptorch_frozen::linear``, known to PyTorch and to Inductor."""
-    from torch._inductor import lowering
-    from torch._inductor.ir import TensorBox
-    from torch._inductor.mkldnn_ir import MKLPackedLinear
-
+def linear_operator() -> Any:
+    """``poptorch_frozen::linear``, known to PyTorch."""
     library = torch.library.Library("poptorch_frozen", "DEF")
     library.define("linear(Tensor x, Tensor packed, Tensor weight, Tensor? bias, SymInt rows) -> Tensor")
     for key in ("CPU", "MkldnnCPU"):  # packed weights are of the second kind
@@ -100,6 +96,17 @@ def _packed_linear() -> Any:
     library.impl("linear", lambda x, packed, weight, *_: x.new_empty(*x.shape[:-1], weight.shape[0]), "Meta")
     overload = torch.ops.poptorch_frozen.linear.default
     _libraries.append(library)
+    return overload
+
+
+@cache
+def _packed_linear() -> Any:
+    """The operator, known to Inductor as well."""
+    from torch._inductor import lowering
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.mkldnn_ir import MKLPackedLinear
+
+    overload = linear_operator()
 
     @lowering.register_lowering(overload, type_promotion_kind=None)
     def lower(x: Any, packed: Any, weight: Any, bias: Any, rows: int) -> Any:

@@ -24,6 +24,7 @@ from poptorch._version import __version__
 from poptorch.compiler.codegen import portable
 from poptorch.compiler.codegen.binaries import NotPortable, processor
 from poptorch.compiler.codegen.drawing import with_keys
+from poptorch.compiler.codegen.freezing import linear_operator
 from poptorch.compiler.codegen.inductor import Target
 from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
@@ -137,13 +138,14 @@ def _attempt(store: Store, action: Callable[[], None]) -> None:
 
 def _register_operators(program: Program) -> None:
     """The operators with random keys and tokens come into being when a graph is rewritten to use them."""
+    linear_operator()
     graph_module = with_keys(program.graph_module)
     if is_effectful(graph_module.graph):
         with_tokens(graph_module)
 
 
-def piece_key(kind: str, program: Program | None, update: UpdateProgram | None, target: Target, uses: int = 1) -> str:
-    """The identity of a piece of code."""
+def piece_key(kind: str, program: Program | None, update: UpdateProgram | None, target: Target) -> str:
+    """The identity of a piece of code; ``kind`` tells pieces of one program apart."""
     return digest(
         {
             "kind": kind,
@@ -151,7 +153,6 @@ def piece_key(kind: str, program: Program | None, update: UpdateProgram | None, 
             "update": None if update is None else update_digest(update),
             "threads": target.threads,
             "entry": target.entry.value,
-            "uses": uses,
             "around": surroundings(),
         }
     )
