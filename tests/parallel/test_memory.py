@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 
@@ -9,9 +10,14 @@ import pytest
 import torch
 from parallel_models import STRATEGIES, Perceptron, make_model, make_options, train
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
 from poptorch.executable.locations import Category
+from poptorch.runtime import workers
+from poptorch.runtime.residency import scheduled_stash_bytes
 
 
 class Lifetimes:
@@ -109,6 +115,82 @@ def test_each_checkpoint_adds_one_kept_tensor():
 
     assert len(kept_by_stage_0(plain)) == 0  # the only input of stage 0 is the model's own
     assert len(kept_by_stage_0(marked)) == 1
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of all memory that appears while it is active, until it is freed; one thread only."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, all_tensors())}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._known:
+                self._born(tensor.untyped_storage())
+        return result
+
+    def _born(self, storage):
+        self._known[storage._cdata] = None
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._died, storage._cdata, storage.nbytes())
+
+    def _died(self, key, size):
+        del self._known[key]
+        self.live -= size
+
+
+def all_tensors():
+    """What lives between two calls: weights, accumulators, the optimizer's state, inputs."""
+    found = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
+    return [t for t in found if not isinstance(t, FakeTensor) and t.device.type == "cpu" and not t.is_mkldnn]
+
+
+class Wide(nn.Module):
+    """Four stages of two layers; little in the way of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+
+    def forward(self, x, target):
+        for index, layer in enumerate(self.layers):
+            poptorch.Block.start(str(index // 2), ipu_id=index // 2)
+            x = nn.functional.gelu(layer(x))
+        return nn.functional.mse_loss(x, target)
+
+
+@pytest.mark.parametrize("recomputation", [None, 0])
+def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeypatch, recomputation):
+    """Four stages, four replicas. One worker, so that the order and with it the peak is always the same."""
+    monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
+    monkeypatch.setattr(workers, "usable_cores", lambda: 1)
+    model = Wide()
+    options = make_options(poptorch.PipelinedExecution(), accumulation=8, replicas=4)
+    if recomputation is not None:
+        options._Popart.set("autoRecomputation", recomputation)
+    executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    data = torch.randn(8 * 4 * 256, 32), torch.randn(8 * 4 * 256, 32)
+    executor(*data)  # from now on accumulators exist
+    with Allocations() as allocations:
+        executor(*data)
+    runner = executor._engine.parallel
+    needed = scheduled_stash_bytes(runner.plan, runner.graph)
+    assert needed > 10 * sum(p.nbytes for p in model.parameters())
+    assert allocations.peak <= 1.2 * needed
+    assert runner.residency.peak_stash_bytes <= needed
+
+
+def test_what_a_schedule_needs():
+    """Two stages, recomputed: stage 0 sends its result to stage 1, which sends a gradient back."""
+    _, executor = lifetimes_of(3)
+    runner = executor._engine.parallel
+    assert {edge.num_bytes for edge in runner.plan.edges if edge.num_bytes > 4} == {4 * 64 * 4}
+    sizes = [edge.num_bytes for edge in runner.plan.edges]
+    assert max(sizes) < scheduled_stash_bytes(runner.plan, runner.graph) <= 3 * sum(sizes)
 
 
 # -- locations -----------------------------------------------------------------------------------------------------

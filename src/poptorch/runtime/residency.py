@@ -7,7 +7,7 @@ import threading
 from poptorch.executable.executable import Executable
 from poptorch.executable.plan import Ordering, Plan
 from poptorch.runtime.schedule import Kind
-from poptorch.runtime.tasks import Task
+from poptorch.runtime.tasks import Task, TaskGraph
 
 
 class Residency:
@@ -58,3 +58,31 @@ class Residency:
     def measured(self, peak_bytes: int) -> None:
         """Note the peak of one round."""
         self.peak_stash_bytes = max(self.peak_stash_bytes, peak_bytes)
+
+
+def scheduled_stash_bytes(plan: Plan, graph: TaskGraph) -> int:
+    """The most bytes of values between parts that are alive at once when every task runs in its own tick.
+
+    It is what a schedule needs for activations, on all replicas together: a value lives from the tick that makes it to
+    the end of the last tick that uses it.
+    """
+    ticks: dict[int, list[Task]] = {}
+    for task in graph.tasks:
+        if task.stage is not None:
+            ticks.setdefault(task.priority, []).append(task)
+    left: dict[tuple[int, int, int], int] = {}
+    live = peak = 0
+    for now in sorted(ticks):
+        stages = [(plan.stages[task.stage].description, task) for task in ticks[now] if task.stage is not None]
+        for description, task in stages:
+            for edge in description.sends:
+                left[edge, task.job.micro, task.replica] = len(plan.edges[edge].consumers)
+                live += plan.edges[edge].num_bytes
+        peak = max(peak, live)
+        for description, task in stages:
+            for edge in description.receives:
+                key = edge, task.job.micro, task.replica
+                left[key] -= 1
+                if not left[key]:
+                    live -= plan.edges[edge].num_bytes
+    return peak
