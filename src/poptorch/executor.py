@@ -26,12 +26,13 @@ from poptorch.compiler.program import Program
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.grouping import ReplicaGrouping
-from poptorch.exporting import Precompilation
+from poptorch.exporting import Precompilation, StoredExecutable
 from poptorch.inspection import Inspection
 from poptorch.optim import SGD
 from poptorch.optimizer_link import OptimizerLink
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
+from poptorch.options.progress import Progress
 from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
 from poptorch.outputs import DeviceTensor, ParameterView
 from poptorch.placement import counting
@@ -220,7 +221,7 @@ class PoplarExecutor(Inspection, Precompilation):
             check_tracing_rules(call, self._signature)
         return call
 
-    def _compile(self, call: BoundCall, stored: exporting.StoredExecutable | None = None) -> None:
+    def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> None:
         started = time.monotonic()
         validate_options(self._options.toDict())
         announce_precision(self._options.Precision)
@@ -231,7 +232,7 @@ class PoplarExecutor(Inspection, Precompilation):
         self._check_target()
         self._take_model()
         try:
-            with self._unwatched(), self._turn_to_compile(), _Progress(self._options) as progress:
+            with self._unwatched(), self._turn_to_compile(), Progress(self._options, STEPS + 1) as progress:
                 self._compile_and_load(call, progress, stored)
         except BaseException:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
@@ -245,9 +246,7 @@ class PoplarExecutor(Inspection, Precompilation):
             instrumentation.instrument(self._user_model, self)
             self._link.connect()
 
-    def _compile_and_load(
-        self, call: BoundCall, progress: _Progress, stored: exporting.StoredExecutable | None
-    ) -> None:
+    def _compile_and_load(self, call: BoundCall, progress: Progress, stored: StoredExecutable | None) -> None:
         self.copyWeightsToHostIfNeeded()
         if self._link is not None:
             self._link.check()
@@ -632,29 +631,6 @@ class PoplarExecutor(Inspection, Precompilation):
         return gantt.as_text(ideal, measured)
 
 
-class _Progress:
-    """The progress bar of one compilation; closed whatever happens."""
-
-    def __init__(self, options: Options) -> None:
-        self._bar = options.toDict().get("compilation_progress_bar_fn")
-        self._done = 0
-        self._total = STEPS + 1
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def step(self) -> None:
-        self._done += 1
-        self._show(min(self._done, self._total - 1))
-
-    def _show(self, done: int) -> None:
-        if self._bar is not None:
-            self._bar(done, self._total)
-
-    def __exit__(self, *error: object) -> None:
-        self._show(self._total)
-
-
 def _resolved_copy(options: Options, training: bool) -> Options:
     """The executor's own options: the output mode decided, anchors completed."""
     copied = options.clone()
@@ -719,11 +695,5 @@ def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None)
     >>> poptorch.load(path)(torch.tensor([-1.0, 1.0])).tolist()
     [0.0, 1.0]
     """
-
-    def wrap(
-        model: nn.Module, options: Options, training: bool, optimizer: torch.optim.Optimizer | None
-    ) -> PoplarExecutor:
-        return trainingModel(model, options, optimizer) if training else inferenceModel(model, options)
-
-    executor: PoplarExecutor = exporting.load(filename, edit_opts_fn, wrap)
+    executor: PoplarExecutor = exporting.load(filename, edit_opts_fn, PoplarExecutor)
     return executor

@@ -287,7 +287,7 @@ class StoredExecutable:
 
 
 def load(filename: str, edit_opts_fn: Edit | None, wrap: Callable[..., Any]) -> Any:
-    """An executor from a file that contains its model; ``wrap(model, options, training, optimizer)`` makes it."""
+    """An executor from a file that contains its model; ``wrap(model, options, training, optimizer=...)`` makes it."""
     stored = StoredExecutable(filename)
     _require(stored.version_problem())
     if not stored.metadata["exported"]:
@@ -303,7 +303,7 @@ def load(filename: str, edit_opts_fn: Edit | None, wrap: Callable[..., Any]) -> 
     _for_running(options)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
-    executor = wrap(content["model"], options, stored.metadata["training"], content["optimizer"])
+    executor = wrap(content["model"], options, stored.metadata["training"], optimizer=content["optimizer"])
     executor._load_from(stored, trusted=True)
     if "rng" in stored.file:
         executor.rng_state = stored.file.json("rng")["state"]

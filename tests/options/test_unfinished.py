@@ -12,13 +12,13 @@ from poptorch import _logging
 from poptorch.options.unfinished import mention_unfinished
 
 
-def test_settings_without_effect_are_mentioned_once(tmp_path, caplog):
+def test_settings_without_effect_are_mentioned_once(caplog):
     _logging.forget_said()
-    options = poptorch.Options().enableExecutableCaching(str(tmp_path)).modelName("mine").enableProfiling()
+    options = poptorch.Options().modelName("mine").enableProfiling()
     with caplog.at_level(logging.WARNING):
         poptorch.inferenceModel(torch.nn.ReLU(), options)(torch.ones(2))
         poptorch.inferenceModel(torch.nn.ReLU(), options)(torch.ones(2))
-    for name in ("enableExecutableCaching", "modelName", "enableProfiling"):
+    for name in ("modelName", "enableProfiling"):
         assert caplog.text.count(f"{name} has no effect yet") == 1
 
 

@@ -28,3 +28,27 @@ class CompilationProgressBar:
         if done >= total:
             self._bar.close()
             self._bar = None
+
+
+class Progress:
+    """The progress bar of one compilation; closed whatever happens."""
+
+    def __init__(self, options: Any, total: int) -> None:
+        self._bar = options.toDict().get("compilation_progress_bar_fn")
+        self._done = 0
+        self._total = total
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def step(self) -> None:
+        """One more step is done."""
+        self._done += 1
+        self._show(min(self._done, self._total - 1))
+
+    def _show(self, done: int) -> None:
+        if self._bar is not None:
+            self._bar(done, self._total)
+
+    def __exit__(self, *error: object) -> None:
+        self._show(self._total)
