@@ -229,7 +229,8 @@ def test_switched_off(monkeypatch):
     assert not pair.lends
 
 
-def test_small_models_do_not_bother():
+def test_small_models_do_not_bother(monkeypatch):
+    monkeypatch.setattr(loans, "_WORTHWHILE", 1 << 20)
     pair = Pair()
     pair.train()
     assert not pair.lends

@@ -20,10 +20,10 @@ from poptorch import environment
 from poptorch._logging import logger
 from poptorch.errors import backend_error
 
-_SMALLEST = 1 << 16
+_SMALLEST = 1 << 14
 """Tensors below this stay as they are."""
 
-_WORTHWHILE = 1 << 20
+_WORTHWHILE = 1 << 18
 """A loan of less than this in all is not made."""
 
 _FIRST_PATIENCE = 3
