@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -211,8 +211,14 @@ class Precompilation:
 
     # What the executor provides:
 
-    model: nn.Module
-    rng_state: list[int] | None
+    if TYPE_CHECKING:
+
+        @property
+        def model(self) -> nn.Module: ...
+
+        @property
+        def rng_state(self) -> list[int] | None: ...
+
     compile: Callable[..., None]
     copyWeightsToHostIfNeeded: Callable[[], bool]
     _compiled: Callable[[], tuple[Build, Engine]]

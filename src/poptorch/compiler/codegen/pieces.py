@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,7 +105,7 @@ class Pieces:
                 return code
         self.known[key] = piece
         for store in self._stores:
-            _attempt(store, lambda store=store: store.keep(key, piece))
+            _attempt(store, partial(store.keep, key, piece))
         return code
 
     def finish(self) -> None:

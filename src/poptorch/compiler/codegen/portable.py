@@ -27,6 +27,12 @@ from poptorch.compiler.codegen.binaries import NotPortable
 
 _OURS = "poptorch.compiler."
 _LOCK = type(threading.Lock())
+_KINDS = frozenset(
+    {
+        "ref", "float", "list", "tuple", "dict", "dtype", "layout", "memory_format", "torch", "builtin", "enum",
+        "tensor", "kernel", "function", "closure", "method", "operator", "graph", "node", "lock", "object",
+    }
+)  # fmt: skip
 _NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
 ATTRIBUTES = "__portable__"
@@ -112,10 +118,11 @@ class _Writer:
             return {"lock": None}
         if type(value).__module__.startswith(_OURS):
             return {"object": [_name(type(value)), self._attributes(value)]}
-        if value is getattr(torch, getattr(value, "__name__", ""), None):
-            return {"torch": value.__name__}
+        name: str = getattr(value, "__name__", "")
+        if name and value is getattr(torch, name, None):
+            return {"torch": name}
         if getattr(value, "__module__", None) == "_operator":
-            return {"builtin": value.__name__}
+            return {"builtin": name}
         raise NotPortable(f"a {type(value).__module__}.{type(value).__qualname__}")
 
     def _blob(self, data: bytes) -> str:
@@ -163,7 +170,7 @@ class _Writer:
 
     def _arguments(self, node: fx.Node, operand: Callable[[fx.Node], int | None]) -> Any:
         """Operands become numbers in a class of their own, everything else is described."""
-        replaced = fx.map_arg((node.args, node.kwargs), lambda n: _Operand(operand(n)))
+        replaced = fx.map_arg((node.args, node.kwargs), lambda n: _Operand(operand(n)))  # type: ignore[arg-type, return-value]
         return self.describe(_plain_containers(replaced))
 
 
@@ -213,10 +220,9 @@ class _Reader:
         if not isinstance(entry, dict):
             return entry
         ((kind, content),) = entry.items()
-        maker = getattr(self, f"_{kind}", None)
-        if maker is None:
+        if kind not in _KINDS:
             raise NotPortable(f"an entry of the unknown kind {kind!r}")
-        return maker(content)
+        return getattr(self, f"_{kind}")(content)
 
     def _ref(self, index: int) -> Any:
         return self.objects[index]
