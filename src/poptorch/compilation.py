@@ -27,8 +27,10 @@ from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import Structure, TensorLeaf, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
-from poptorch.compiler.codegen.interpret import generate
+from poptorch.compiler.codegen.factors import generate_factored
+from poptorch.compiler.codegen.interpret import Generated, generate
 from poptorch.compiler.codegen.levels import calls_at_first_level, level_for
+from poptorch.compiler.naming import value_labels
 from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.opinfo import Sweep, info_of
 from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
@@ -161,9 +163,10 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     if request.placed is not None:
         request.placed(ipus)
     _announce(program, options)
-    plan = _plan(program, options, ipus)
+    make_code = _factoring if training and loop.micro_batches_per_update > 1 else generate
+    plan = _plan(program, options, ipus, make_code)
     alone = plan is None and loop.replicas == 1 and not request.groups
-    generated = generate(program)
+    generated = make_code(program)
     if plan is None and not alone:
         plan = whole_plan(program, generated)
     executable = Executable(
@@ -348,24 +351,12 @@ def _announce(program: Program, options: Any) -> None:
     given = [c.value for c in Category if locations.exists(c.value)]
     for line in announcing.strategy_lines(strategy, given):
         backend.debug("%s", line)
-    seen: dict[str, int] = {}
-    for node in program.operations():
+    for node, name in value_labels(program.operations()).items():
         info, value = info_of(node), node.meta.get("val")
         if info.sweep is not Sweep.FORWARD or not isinstance(value, torch.Tensor) or is_write(node):
             continue
-        name = _logged_name(node, info.scope, seen)
         kind = f"{str(value.dtype).removeprefix('torch.')}({', '.join(map(str, value.shape))})"
         backend.debug("%s [%s, %s]", name, kind, announcing.placement_of(strategy, info.placement))
-
-
-def _logged_name(node: torch.fx.Node, scope: str, seen: dict[str, int]) -> str:
-    """``layer/Mul:0`` for the first product of ``layer``, ``layer/Mul:0/1`` for the second."""
-    schema = getattr(node.target, "_schema", None)
-    base = schema.name.rpartition("::")[2] if schema is not None else node.name
-    name = f"{scope}/" * bool(scope) + "".join(word.capitalize() for word in base.split("_")) + ":0"
-    count = seen.get(name, 0)
-    seen[name] = count + 1
-    return f"{name}/{count}" if count else name
 
 
 def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None:
@@ -402,7 +393,12 @@ def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None
         )
 
 
-def _plan(program: Program, options: Any, ipus: int) -> Plan | None:
+def _factoring(program: Program) -> Generated:
+    """Code for programs whose gradients are added up."""
+    return generate_factored(program, generate)
+
+
+def _plan(program: Program, options: Any, ipus: int, make_code: Callable[[Program], Generated]) -> Plan | None:
     """The pieces of a model that the strategy divides; ``None`` when it is one piece."""
     strategy, backend_options = options._execution_strategy, options._Popart.options
     ordering = _ordering(strategy)
@@ -413,7 +409,7 @@ def _plan(program: Program, options: Any, ipus: int) -> Plan | None:
     default = Recomputation.PIPELINE if pipelined and program.training else Recomputation.OFF
     mode = Recomputation(int(backend_options.get("autoRecomputation", default)))
     overlap = getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST
-    plan = make_plan(program, ordering, mode, generate, overlap_loads=overlap)
+    plan = make_plan(program, ordering, mode, make_code, overlap_loads=overlap)
     if plan is not None:
         program.log += plan.log
     return plan

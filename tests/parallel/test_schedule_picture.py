@@ -28,7 +28,7 @@ def test_ideal_and_measured_as_text(pipelined):
     text = pipelined.drawSchedule()
     assert text.startswith("ideal, 27 % idle\nIPU0 | 0F 1F 2F 3F .  .  .  0B 4F 1B")
     assert "measured, " in text
-    assert "IPU3 of replica 1 | " in text
+    assert "IPU3 of replica 1 " in text
 
 
 def test_everything_that_should_run_was_measured(pipelined):
@@ -79,7 +79,10 @@ def test_png_rows_are_where_their_labels_say():
     """Row 1 starts before row 0: the order of appearance is not the order of rows."""
     chart = gantt.Chart(
         "measured",
-        (gantt.Bar("IPU1", "0F", Kind.FORWARD, 0.0, 2.0), gantt.Bar("IPU0", "0B", Kind.BACKWARD, 2.0, 4.0)),
+        (
+            gantt.Bar("IPU1", "0F", Kind.FORWARD, 0.0, 2.0, (1,)),
+            gantt.Bar("IPU0", "0B", Kind.BACKWARD, 2.0, 4.0, (0,)),
+        ),
         "ms",
     )
     axis = Figure().subplots()
@@ -140,3 +143,13 @@ def test_before_compilation():
     model = poptorch.inferenceModel(Perceptron())
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         model.drawSchedule()
+
+
+def test_jobs_of_one_ipu_that_overlap_have_rows_of_their_own():
+    job = Job(0, Kind.FORWARD, 0)
+    times = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)]
+    spans = [Span(Task(i, job, 0, 0, 0, i), i % 2, start, end) for i, (start, end) in enumerate(times)]
+    chart = gantt.measured_chart(spans)
+    assert chart.rows == ["IPU0", "IPU0 (2)"]
+    assert [bar.row for bar in chart.bars] == ["IPU0", "IPU0 (2)", "IPU0"]
+    assert chart.idle == 0.0

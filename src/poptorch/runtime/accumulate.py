@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from poptorch.compiler.codegen.factors import Gradient, Product
 from poptorch.executable.executable import Executable
 
 
@@ -24,31 +25,52 @@ class GradientAccumulator:
         self._totals: list[torch.Tensor] | None = None
         self._seen = 0
 
-    def add(self, gradients: Sequence[torch.Tensor], replica: int = 0) -> None:
+    def add(self, gradients: Sequence[Gradient], replica: int = 0) -> None:
         """Take the gradients of one micro-batch; from which replica they come makes no difference."""
         gradients = [self._typed(n, g) for n, g in zip(self._names, gradients, strict=True)]
         if self._count == 1:
-            self._totals = gradients
+            self._totals = [g.value() if isinstance(g, Product) else g for g in gradients]
             return
-        if self._seen == 0:
-            self._start(gradients)
-        elif self._totals is not None and self._running:
-            # The accumulator always holds the mean so far: it cannot overflow where the sum would.
-            share = 1.0 / (self._seen + 1)
-            torch._foreach_mul_(self._totals, 1.0 - share)
-            torch._foreach_add_(self._totals, gradients, alpha=share)
-        elif self._totals is not None:
-            torch._foreach_add_(self._totals, gradients, alpha=1)
+        if self._totals is None:
+            self._totals = [_room_for(g) for g in gradients]
+        whole = [(t, g) for t, g in zip(self._totals, gradients, strict=True) if isinstance(g, torch.Tensor)]
+        self._add_whole([t for t, _ in whole], [g for _, g in whole])
+        for total, gradient in zip(self._totals, gradients, strict=True):
+            if isinstance(gradient, Product):
+                self._multiply_into(total, gradient)
         self._seen += 1
 
-    def _start(self, gradients: list[torch.Tensor]) -> None:
-        if self._totals is None:
-            self._totals = [torch.empty_like(g, memory_format=torch.contiguous_format) for g in gradients]
-        torch._foreach_copy_(self._totals, gradients)
+    def _add_whole(self, totals: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        if not totals:
+            return
+        if self._seen == 0:
+            torch._foreach_copy_(totals, gradients)
+        elif self._running:
+            # The accumulator always holds the mean so far: it cannot overflow where the sum would.
+            torch._foreach_mul_(totals, 1.0 - self._share)
+            torch._foreach_add_(totals, gradients, alpha=self._share)
+        else:
+            torch._foreach_add_(totals, gradients, alpha=1)
 
-    def _typed(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+    def _multiply_into(self, total: torch.Tensor, product: Product) -> None:
+        if self._seen == 0:
+            product.write_to(total)
+        elif self._running:
+            product.add_to(total, keep=1.0 - self._share, share=self._share)
+        else:
+            product.add_to(total)
+
+    @property
+    def _share(self) -> float:
+        """Of one micro-batch in the mean so far."""
+        return 1.0 / (self._seen + 1)
+
+    def _typed(self, name: str, gradient: Gradient) -> Gradient:
         wanted = self._types.get(name)
-        return gradient if wanted is None or wanted is gradient.dtype else gradient.to(wanted)
+        if wanted is None:
+            return gradient
+        whole = gradient.value() if isinstance(gradient, Product) else gradient
+        return whole.to(wanted)
 
     def take(self) -> dict[str, torch.Tensor]:
         """The combined gradients by parameter name; the next update starts afresh."""
@@ -84,9 +106,9 @@ class GroupedAccumulator:
             for row in range(grouping.count)
         }
 
-    def add(self, gradients: Sequence[torch.Tensor], replica: int) -> None:
+    def add(self, gradients: Sequence[Gradient], replica: int) -> None:
         """Take the gradients of one micro-batch on one replica."""
-        common = []
+        common: list[Gradient] = []
         for name, gradient in zip(self._names, gradients, strict=True):
             if name in self._groups:
                 self._rows[name, self._groups[name].group_of(replica)].add([gradient])
@@ -111,6 +133,13 @@ class GroupedAccumulator:
             accumulator.reset()
 
 
+def _room_for(gradient: Gradient) -> torch.Tensor:
+    if isinstance(gradient, Product):
+        left, right = gradient.factors
+        return left.new_empty(left.shape[0], right.shape[1])
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format)
+
+
 def _accumulator(executable: Executable, names: Sequence[str]) -> GradientAccumulator | GroupedAccumulator:
     if any(name in executable.groups for name in names):
         return GroupedAccumulator(executable, names)
@@ -127,7 +156,7 @@ class OrderedGradients:
         self._replicas = executable.loop.replicas
         self._stages = {i: _OrderedStage(executable, n) for i, n in enumerate(names) if n}
 
-    def add(self, stage: int, micro: int, replica: int, gradients: Sequence[torch.Tensor]) -> None:
+    def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> None:
         """Take what one stage computed for one micro-batch on one replica; may be called by any thread."""
         self._stages[stage].add(micro * self._replicas + replica, gradients)
 
@@ -147,12 +176,12 @@ class _OrderedStage:
     def __init__(self, executable: Executable, names: Sequence[str]) -> None:
         self._accumulator = _accumulator(executable, names)
         self._replicas = executable.loop.replicas
-        self._early: dict[int, Sequence[torch.Tensor]] = {}
+        self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
         self._busy = False
         self._lock = threading.Lock()
 
-    def add(self, position: int, gradients: Sequence[torch.Tensor]) -> None:
+    def add(self, position: int, gradients: Sequence[Gradient]) -> None:
         with self._lock:
             self._early[position] = gradients
             if self._busy:

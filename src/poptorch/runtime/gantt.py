@@ -24,6 +24,8 @@ class Bar:
     kind: Kind
     start: float
     end: float
+    place: tuple[int, ...]
+    """Of its row among the others."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Chart:
     @property
     def rows(self) -> list[str]:
         """The names of the rows, in order."""
-        return sorted({bar.row for bar in self.bars}, key=_row_order)
+        places = {bar.row: bar.place for bar in self.bars}
+        return sorted(places, key=places.__getitem__)
 
     @property
     def duration(self) -> float:
@@ -57,36 +60,40 @@ class Chart:
 
     @property
     def idle(self) -> float:
-        """The share of the rows' time that no bar covers: the bubbles."""
+        """The share of the IPUs' time that no bar covers: the bubbles."""
         if not self.bars or not self.duration:
             return 0.0
-        busy = sum(_covered(b for b in self.bars if b.row == row) for row in self.rows)
-        return 1.0 - busy / (self.duration * len(self.rows))
+        ipus = {bar.place[:2] for bar in self.bars}
+        busy = sum(_covered(b for b in self.bars if b.place[:2] == ipu) for ipu in ipus)
+        return 1.0 - busy / (self.duration * len(ipus))
 
 
 def ideal_chart(ticks: Sequence[Tick]) -> Chart:
     """The schedule of the strategy; every job takes one tick."""
     jobs = [(now, ipu, job) for now, tick in enumerate(ticks) for ipu, job in enumerate(tick.jobs) if job is not None]
     short = all(job.part == ipu for _, ipu, job in jobs)
-    bars = [Bar(f"IPU{ipu}", _label(job, short), job.kind, now, now + 1) for now, ipu, job in jobs]
+    bars = [Bar(f"IPU{ipu}", _label(job, short), job.kind, now, now + 1, (ipu,)) for now, ipu, job in jobs]
     return Chart("ideal", tuple(bars), "ticks")
 
 
 def measured_chart(spans: Sequence[Span]) -> Chart:
-    """What the workers did in one accumulation round; times in milliseconds from its first job."""
+    """What the workers did in one accumulation round; times in milliseconds from its first job.
+
+    Jobs of one IPU that ran side by side, because the host had a core to spare, have a row each.
+    """
     origin = min((span.start for span in spans), default=0.0)
     replicated = any(span.task.replica for span in spans)
     short = all(span.task.job.part == span.task.ipu for span in spans)
-    bars = [
-        Bar(
-            f"IPU{span.task.ipu}" + (f" of replica {span.task.replica}" if replicated else ""),
-            _label(span.task.job, short),
-            span.task.job.kind,
-            (span.start - origin) * 1e3,
-            (span.end - origin) * 1e3,
-        )
-        for span in sorted(spans, key=lambda s: s.start)
-    ]
+    ends: dict[tuple[int, int], list[float]] = {}  # of each row of an IPU, by replica and IPU
+    bars = []
+    for span in sorted(spans, key=lambda s: s.start):
+        task = span.task
+        rows = ends.setdefault((task.replica, task.ipu), [])
+        free = next((i for i, end in enumerate(rows) if end <= span.start), len(rows))
+        rows[free : free + 1] = [span.end]
+        name = f"IPU{task.ipu}" + f" of replica {task.replica}" * replicated + f" ({free + 1})" * bool(free)
+        start, end = (span.start - origin) * 1e3, (span.end - origin) * 1e3
+        bars.append(Bar(name, _label(task.job, short), task.job.kind, start, end, (task.replica, task.ipu, free)))
     workers = len({span.worker for span in spans})
     return Chart(f"measured, {workers} worker{'s' * (workers != 1)}", tuple(bars), "ms")
 
@@ -240,10 +247,6 @@ def _all_kinds(charts: Sequence[Chart]) -> list[Kind]:
 
 def _label(job: Job, short: bool) -> str:
     return f"{job.micro}{job.kind.value}" if short else str(job)
-
-
-def _row_order(name: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in reversed("".join(c if c.isdigit() else " " for c in name).split()))
 
 
 def _covered(bars: Iterable[Bar]) -> float:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from poptorch._logging import logger
+from poptorch.compiler.codegen.factors import generate_factored
 from poptorch.compiler.codegen.inductor import Target
+from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.levels import target_for
 from poptorch.compiler.codegen.native import (
     generate_native,
@@ -13,6 +17,9 @@ from poptorch.compiler.codegen.native import (
     generate_native_step,
     generate_native_update,
 )
+from poptorch.compiler.codegen.pieces import piece_key
+from poptorch.compiler.program import Program
+from poptorch.compiler.update import UpdateProgram
 from poptorch.executable.executable import Executable
 from poptorch.executable.plan import Plan
 from poptorch.runtime.tasks import width
@@ -28,11 +35,25 @@ def to_native(executable: Executable) -> None:
         _stages_to_native(executable, executable.plan)
     elif executable.updates_every_time:
         assert executable.update is not None
-        executable.step = generate_native_step(executable.program, executable.update, target)
+        executable.step = _generate_step(executable, executable.update, target)
     if executable.plan is None and executable.step is None:
-        executable.micro_batch = generate_native(executable.program, target)
+        executable.micro_batch = _generate(executable, executable.program, generate_native, target)
     if executable.update is not None and executable.step is None and not executable.update_shards:
-        executable.update.generated = generate_native_update(executable.update, Target(target.threads))
+        executable.update.generated = _generate_update(executable, executable.update, Target(target.threads))
+    executable.code.finish()
+
+
+def _generate_step(executable: Executable, update: UpdateProgram, target: Target) -> Generated | None:
+    program = executable.program
+    key = piece_key("step", program, update, target)
+    return executable.code.obtain(key, program, lambda: generate_native_step(program, update, target))
+
+
+def _generate_update(executable: Executable, update: UpdateProgram, target: Target) -> Generated:
+    key = piece_key("update", None, update, target)
+    generated = executable.code.obtain(key, None, lambda: generate_native_update(update, target))
+    assert generated is not None
+    return generated
 
 
 def _stages_to_native(executable: Executable, plan: Plan) -> None:
@@ -42,4 +63,20 @@ def _stages_to_native(executable: Executable, plan: Plan) -> None:
     for stage in plan.stages:
         program = stage.description.program
         logger.debug("Compiling %s", stage.description)
-        stage.generated = generate(program, target_for(program, share.threads, share.workers > 1))
+        stage.generated = _generate(
+            executable, program, generate, target_for(program, share.threads, share.workers > 1)
+        )
+
+
+def _generate(
+    executable: Executable, program: Program, generate: Callable[[Program, Target], Generated], target: Target
+) -> Generated:
+    def make() -> Generated:
+        if not executable.accumulates:
+            return generate(program, target)
+        return generate_factored(program, lambda factored: generate(factored, target))
+
+    kind = [generate.__name__, executable.accumulates]
+    generated = executable.code.obtain(piece_key(str(kind), program, None, target), program, make)
+    assert generated is not None
+    return generated

@@ -5,10 +5,12 @@ The strategies differ only in the schedule that the tasks are taken from; the gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from poptorch.executable.plan import Ordering, Plan
+from poptorch.compiler.passes.graphs import has_side_effect
+from poptorch.executable.plan import Ordering, Plan, Stage
+from poptorch.ops.effects import is_ordered
 from poptorch.runtime.schedule import (
     Job,
     Kind,
@@ -19,6 +21,9 @@ from poptorch.runtime.schedule import (
     serial_phased,
     sharded,
 )
+
+_AHEAD = 1
+"""How many micro-batches more than in the ideal schedule may be under way in a stage, so that no core waits."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +128,10 @@ class _Builder:
         self._plan = plan
         self._ticks = ticks
         self._replicas = replicas
+        self._training = any(s.description.backward for s in plan.stages)
         self._one_at_a_time = alone or plan.ordering is not Ordering.PIPELINED
         self._phased = plan.ordering.is_phased and not alone
+        self._free = not self._one_at_a_time and not any(_is_sequential(s) for s in plan.stages)
         self._graph = TaskGraph()
         self._stages = self._stages_by_job()
         self._by_slot = {s.description.slot: i for i, s in enumerate(plan.stages)}
@@ -148,12 +155,16 @@ class _Builder:
 
     def _add_replica(self, replica: int) -> None:
         on_worker: dict[int, list[int]] = {}
+        done: dict[tuple[Kind, int], list[list[int]]] = {}  # the tasks of each job so far, by kind and part
         last_computed: list[int] = []
         where: dict[tuple[int, int], int] = {}  # (slot, micro-batch) -> task
         for now, tick in enumerate(self._ticks):
             for job, workers in _jobs_of(tick):
-                before = {t for w in workers for t in on_worker.get(w, ())}
                 computes = job.kind in (Kind.FORWARD, Kind.BACKWARD)
+                if computes and self._free:
+                    before = self._room(job, done)
+                else:
+                    before = {t for w in workers for t in on_worker.get(w, ())}
                 if computes and self._one_at_a_time:
                     before |= set(last_computed)
                 added = (
@@ -165,8 +176,24 @@ class _Builder:
                     continue
                 if computes:
                     last_computed = added
+                    done.setdefault((job.kind, job.part), []).append(added)
                 for worker in workers:
                     on_worker[worker] = added
+
+    def _room(self, job: Job, done: Mapping[tuple[Kind, int], Sequence[list[int]]]) -> set[int]:
+        """What must be over before a job may start, where micro-batches of one stage may run side by side.
+
+        A pass that has its data may run at once. A forward pass waits for earlier micro-batches to be done with, so
+        that there are hardly more of them under way than the schedule has. To wait for the latest two is enough,
+        because the forward pass before the last waited for those before.
+        """
+        if job.kind is Kind.BACKWARD:
+            return set()
+        over = done.get((Kind.BACKWARD, job.part) if self._training else (Kind.FORWARD, job.part + 1), ())
+        own = done.get((Kind.FORWARD, job.part), ())
+        least = len(over) - _AHEAD
+        latest = over[max(0, least - 2) : max(0, least)]
+        return {task for tasks in (*latest, *own[-2:-1]) for task in tasks}
 
     def _compute(
         self, job: Job, replica: int, now: int, before: set[int], where: dict[tuple[int, int], int]
@@ -203,6 +230,12 @@ class _Builder:
         self._graph.tasks.append(Task(index, job, replica, ipu, stage, now))
         self._graph.waits_for.append(set(waits_for))
         return index
+
+
+def _is_sequential(stage: Stage) -> bool:
+    """Whether a stage leaves something behind that the next micro-batch finds, or that somebody sees in order."""
+    program = stage.description.program
+    return any(has_side_effect(n) or is_ordered(n) for n in program.operations())  # writes are effects, too
 
 
 def _jobs_of(tick: Tick) -> list[tuple[Job, list[int]]]:

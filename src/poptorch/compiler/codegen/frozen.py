@@ -21,7 +21,7 @@ import torch
 from poptorch.compiler.codegen.drawing import with_keys
 from poptorch.compiler.codegen.freezing import freeze
 from poptorch.compiler.codegen.half import Weights
-from poptorch.compiler.codegen.inductor import Kernel, Target, compile_graph, decompose, fake_mode, replay
+from poptorch.compiler.codegen.inductor import Kernel, Target, compile_graph, contiguous, decompose, fake_mode, replay
 from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
 from poptorch.compiler.codegen.preparation import Preparation
@@ -41,7 +41,7 @@ def generate_frozen(program: Program, target: Target) -> Generated:
     with mode:
         fakes = [torch.empty(port.shape, dtype=port.dtype) for port in program.ports]
         fakes.append(torch.empty((), dtype=torch.int64))
-        graph_module = decompose(lambda *flat: tuple(function(*flat)), fakes)
+        graph_module = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes)
     written = {(p.role, p.index) for p in program.mutated()}
     frozen = [p.role in _STATE and (p.role, p.index) not in written for p in program.ports]
     placeholders = graph_module.graph.find_nodes(op="placeholder")

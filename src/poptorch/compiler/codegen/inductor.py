@@ -91,6 +91,11 @@ def replay(graph_module: fx.GraphModule) -> Callable[..., Any]:
     return lambda *flat: interpreter.run(*flat, enable_io_processing=False)
 
 
+def contiguous(value: Any) -> Any:
+    """A result of a graph in the layout that whoever takes it counts on."""
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A kernel, and how its outputs lie in memory."""

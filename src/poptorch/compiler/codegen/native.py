@@ -18,6 +18,7 @@ from poptorch.compiler.codegen.frozen import generate_frozen
 from poptorch.compiler.codegen.inductor import (
     Target,
     compile_graph,
+    contiguous,
     decompose,
     fake_mode,
     functional,
@@ -64,6 +65,8 @@ def _with_groups(kernel: FlatRun, program: Program, target: Target) -> Generated
 
 def generate_native_piece(program: Program, target: Target) -> Generated:
     """Like :func:`generate_native`, for the forward or the backward pass of a part of a model."""
+    if not program.training:
+        return generate_frozen(program, target)
     with fake_mode():
         kernel = _in_one_graph(_prepared(program), _fakes(program), target)
     return _with_groups(kernel, program, target)
@@ -153,7 +156,7 @@ def _describe(program: Program, target: Target) -> str:
 def _in_one_graph(graph_module: fx.GraphModule, fakes: Sequence[torch.Tensor], target: Target) -> FlatRun:
     ordered = is_effectful(graph_module.graph)
     function = replay(with_tokens(graph_module) if ordered else graph_module)
-    graph_module = decompose(lambda *flat: tuple(map(_contiguous, function(*flat))), fakes)
+    graph_module = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes)
     kernel = compile_outlined(graph_module, fakes, target).run
     return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is nobody's result
 
@@ -164,7 +167,7 @@ def _in_one_graph(graph_module: fx.GraphModule, fakes: Sequence[torch.Tensor], t
 def _in_two_graphs(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target) -> FlatRun:
     forward, operands = _forward(sweeps, fakes, target)
     function = replay(sweeps.backward)
-    backward = decompose(lambda *flat: tuple(map(_contiguous, function(*flat))), operands)
+    backward = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), operands)
     kernel = compile_outlined(backward, operands, target, is_backward=True).run
     start, results = _start(sweeps.seed), sweeps.num_results
     saved = sweeps.saved
@@ -205,7 +208,7 @@ def _with_update(
         weight_at = dict(zip(updated, weights, strict=True))
         outputs = backward(*(next(operands) if v is None else v.of(weight_at[v.position]) for v in views))
         step(*weights, *(outputs[i] for i in order), *flat[len(handed) + len(names) :])
-        return tuple(map(_contiguous, outputs[gradients:]))
+        return tuple(map(contiguous, outputs[gradients:]))
 
     written = functional(function, inner_fakes)
     graph_module = decompose(lambda *flat: tuple(replay(written)(*flat)), inner_fakes)
@@ -239,11 +242,6 @@ def _forward(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target) -> t
         strides = None if position < 0 else compiled.strides[position]
         operands.append(value if strides is None else torch.empty_strided(value.shape, strides, dtype=value.dtype))
     return run, operands
-
-
-def _contiguous(value: Any) -> Any:
-    """Whoever takes the value from here counts on it."""
-    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _described(graph_module: fx.GraphModule) -> list[torch.Tensor]:

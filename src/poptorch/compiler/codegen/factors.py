@@ -1,0 +1,136 @@
+"""Gradients that are products of two smaller matrices, left unmultiplied for the accumulator to add.
+
+A linear layer's gradient for a few rows is a large matrix made from two small ones. Written to memory, read again and
+added to the accumulator it costs more than the product itself; multiplied straight into the accumulator it costs no
+more than that. So generated code returns the factors, wherever they take no more memory than what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.passes.graphs import remove_dead_code, storage_root
+from poptorch.compiler.program import Program, is_write, value_of
+
+aten = torch.ops.aten
+_TYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``left @ right``, not multiplied yet.
+
+    >>> product = Product(torch.ones(3, 2), torch.ones(3, 4), (True, False))
+    >>> total = torch.ones(2, 4)
+    >>> product.add_to(total)
+    >>> total[0]
+    tensor([4., 4., 4., 4.])
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    transposed: tuple[bool, bool] = (False, False)
+
+    @property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = self.left, self.right
+        return left.t() if self.transposed[0] else left, right.t() if self.transposed[1] else right
+
+    def value(self) -> torch.Tensor:
+        """The matrix itself."""
+        return torch.mm(*self.factors)
+
+    def write_to(self, total: torch.Tensor) -> None:
+        """Make ``total`` the product."""
+        torch.mm(*self.factors, out=total)
+
+    def add_to(self, total: torch.Tensor, *, keep: float = 1.0, share: float = 1.0) -> None:
+        """``keep`` times ``total`` and ``share`` times the product, in place."""
+        total.addmm_(*self.factors, beta=keep, alpha=share)
+
+
+Gradient = torch.Tensor | Product
+
+
+def generate_factored(program: Program, generate: Callable[[Program], Generated]) -> Generated:
+    """Like ``generate``, with each gradient that is better not multiplied as a :class:`Product` among the outputs."""
+    found = _products(program)
+    if not found:
+        return generate(program)
+    generated = generate(_with_factors(program, list(found.values())))
+    run, count = generated.run, len(program.output_values())
+    places = [(at, f.transposed) for at, f in found.items()]
+
+    def run_factored(*arguments: Any) -> Sequence[Gradient]:
+        outputs = run(*arguments)
+        whole: list[Gradient] = list(outputs[:count])
+        for (at, transposed), right in zip(places, outputs[count:], strict=True):
+            whole[at] = Product(outputs[at], right, transposed)
+        return whole
+
+    return Generated(run_factored, generated.source)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The operands of one product, as the program names them before transposing."""
+
+    position: int
+    left: fx.Node
+    right: fx.Node
+    transposed: tuple[bool, bool]
+
+
+def _products(program: Program) -> dict[int, _Factors]:
+    """Where among the outputs there are gradients to leave unmultiplied."""
+    if not program.numerics.plain:
+        return {}  # rounding and checks look at every value
+    written = {n.args[0] for n in program.operations() if is_write(n)}
+    values = program.output_values()
+    first = len(program.results)
+    result = {}
+    for position in range(first, first + len(program.gradients)):
+        node = values[position]
+        if node.target is not aten.mm.default or len(node.users) != 1 or values.count(node) != 1:
+            continue
+        (left, left_is_transposed), (right, right_is_transposed) = map(_untransposed, node.args)
+        operands = left, right
+        small = sum(value_of(o).numel() for o in operands) <= value_of(node).numel()
+        stays = all(storage_root(o) not in written for o in operands)
+        if small and stays and value_of(node).dtype in _TYPES:
+            result[position] = _Factors(position, left, right, (left_is_transposed, right_is_transposed))
+    return result
+
+
+def _untransposed(node: Any) -> tuple[fx.Node, bool]:
+    if node.op == "call_function" and node.target is aten.t.default:
+        return node.args[0], True
+    return node, False
+
+
+def _with_factors(program: Program, products: Sequence[_Factors]) -> Program:
+    """The program with left factors in place of gradients and right factors behind all other outputs."""
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    values = graph.graph_copy(program.graph, copied)
+    assert isinstance(values, tuple)
+    outputs: list[Any] = list(values)
+    for product in products:
+        outputs[product.position] = copied[product.left]
+    outputs += [copied[product.right] for product in products]
+    graph.output(tuple(outputs))
+    names = [program.gradients[p.position - len(program.results)] for p in products]
+    factored = replace(
+        program,
+        graph_module=fx.GraphModule(program.graph_module, graph),
+        anchors=[*program.anchors, *(f"factor of {name}" for name in names)],
+        log=[*program.log],
+    )
+    remove_dead_code(factored)
+    return factored
