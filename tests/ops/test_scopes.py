@@ -64,3 +64,40 @@ def test_only_captured_tensors_have_numbers(capture) -> None:
         poptorch.getIpuTensorId(torch.ones(1))
     with pytest.raises(poptorch.Error, match=phrase):
         capture(lambda x: poptorch.getIpuTensorId("x"), torch.ones(1))
+
+
+class Scoped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.GroupNorm(1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with poptorch.NameScope("NameScope"):
+            x = x + x
+            with poptorch.NameScope("Inner"):
+                x = (x * 2) * 3
+        return self.norm(x) + 1
+
+
+def test_names_of_a_compiled_model_carry_their_scopes() -> None:
+    model = poptorch.inferenceModel(Scoped())
+    model(torch.ones(1, 2))
+    names = model.getTensorNames()
+    assert [n for n in names if "/" in n] == [
+        "NameScope/Add:0",
+        "NameScope/Inner/Mul:0",
+        "NameScope/Inner/Mul:0/1",
+        "norm/GroupNormalization:0",
+    ]
+    assert "Add:0" in names  # outside of all scopes
+    listing = str(model.program)
+    for name in ("NameScope/Add:0", "NameScope/Inner/Mul:0/1", "norm/GroupNormalization:0"):
+        assert f"fwd] {name} " in listing
+
+
+def test_a_scoped_value_can_be_anchored_by_its_name() -> None:
+    options = poptorch.Options()
+    options.anchorTensor("sum", "NameScope/Add:0")
+    model = poptorch.inferenceModel(Scoped(), options)
+    model(torch.ones(1, 2))
+    assert model.getAnchoredTensor("sum").tolist() == [[2.0, 2.0]]

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
+from poptorch.compiler.naming import value_labels
 from poptorch.compiler.numerics import Numerics
 from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, info_of
 
@@ -134,14 +135,14 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def _listing(program: Program) -> Iterator[str]:
-    """One line an operation: name, type, operation with operands, place, sweep, scope, source."""
+    """One line an operation: value, type, operation with operands, place, sweep, name with its scope, source."""
     kind = "training" if program.training else "inference"
     yield f"program ({kind}): {sum(1 for _ in program.operations())} operations"
     for node, port in program.placeholders():
         yield f"  %{node.name:<24} {_type(port.dtype, port.shape):<22} = {port.role.value} {port.name!r}"
-    for node in program.operations():
+    for node, label in value_labels(program.operations()).items():
         if node.target is not operator.getitem:
-            yield _operation_line(node)
+            yield _operation_line(node, label)
     values = program.output_values()
     names = [*program.results, *(f"gradient of {g}" for g in program.gradients), *program.anchors]
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
@@ -149,7 +150,7 @@ def _listing(program: Program) -> Iterator[str]:
         yield f"  return {name} = {_operand(value)}{mark}"
 
 
-def _operation_line(node: fx.Node) -> str:
+def _operation_line(node: fx.Node, label: str) -> str:
     info: OpInfo = info_of(node)
     operands = ", ".join(
         [*(_operand(a) for a in node.args), *(f"{k}={_operand(v)}" for k, v in node.kwargs.items())]
@@ -164,7 +165,7 @@ def _operation_line(node: fx.Node) -> str:
     where = f" {info.source}" if info.source is not None else ""
     value = node.meta.get("val")
     described = _type(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else "(several)"
-    return f"  %{node.name:<24} {described:<22} = {operation}({operands})  [{' '.join(notes)}] {info.scope}{where}"
+    return f"  %{node.name:<24} {described:<22} = {operation}({operands})  [{' '.join(notes)}] {label}{where}"
 
 
 def _operand(value: object) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import torch
 from torch import fx
 
-from poptorch.compiler.opinfo import info_of
+from poptorch.compiler.naming import value_labels
 from poptorch.compiler.program import Program, Role
 from poptorch.errors import createPoptorchError
 
@@ -22,9 +23,9 @@ def value_names(program: Program) -> dict[str, fx.Node]:
             names["input" if port.index == 0 else f"input.{port.index}"] = node
         else:
             names[port.name] = node
-    for node in program.operations():
-        scope = info_of(node).scope
-        names[f"{scope}/{node.name}" if scope else node.name] = node
+    for node, label in value_labels(program.operations()).items():
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            names[label] = node
     values = program.output_values()
     first = len(program.results)
     for offset, name in enumerate(program.gradients):
