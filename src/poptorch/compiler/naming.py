@@ -34,8 +34,9 @@ def value_labels(operations: Iterable[fx.Node]) -> dict[fx.Node, str]:
     labels: dict[fx.Node, str] = {}
     calls: dict[str, int] = {}
     for node in operations:
-        if node.target is operator.getitem and node.args[0] in labels:
-            labels[node] = _of_output(labels[node.args[0]], node.args[1])
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source in labels:
+            labels[node] = _of_output(labels[source], node.args[1])
             continue
         scope = info_of(node).scope
         name = f"{scope}/" * bool(scope) + _operation(node) + ":0"

@@ -22,7 +22,9 @@ State = dict[str, list[torch.Tensor]]
 class Rules(Protocol):
     """What the compiler needs of an optimizer's description."""
 
-    groups: Any
+    @property
+    def groups(self) -> Any:
+        """The parameter groups, each with its rule."""
 
     def hyper(self) -> list[dict[str, torch.Tensor]]:
         """The variable attributes of each group."""

@@ -21,6 +21,8 @@ class OutputStream:
         self._alone = self._multiplicity == 1 and self._mode is not OutputMode.Sum
         self._sums = self._mode is OutputMode.Sum
         self._whole: torch.Tensor | None = None
+        self._early: dict[tuple[int, int], torch.Tensor] = {}
+        self._added: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def put(self, tick: Tick, value: torch.Tensor) -> None:
@@ -35,16 +37,28 @@ class OutputStream:
             with self._lock:  # replicas may deliver at the same time
                 if self._whole is None:
                     self._whole = _blocks(value, self._multiplicity)
-        target = _block(self._whole, value, block, self._multiplicity)
-        if self._sums and (tick.iteration or tick.step):
-            target.add_(value)
+        if self._sums:
+            self._add(self._whole, block, tick.iteration * self._loop.gradient_accumulation + tick.step, value)
         else:
-            target.copy_(value)
+            _block(self._whole, value, block, self._multiplicity).copy_(value)
+
+    def _add(self, whole: torch.Tensor, block: int, position: int, value: torch.Tensor) -> None:
+        """Add to one block, in the order of the micro-batches: early ones, made by other workers, wait."""
+        with self._lock:
+            self._early[block, position] = value
+            upcoming = self._added.get(block, 0)
+            while (ready := self._early.pop((block, upcoming), None)) is not None:
+                target = _block(whole, ready, block, self._multiplicity)
+                target.add_(ready) if upcoming else target.copy_(ready)
+                upcoming += 1
+            self._added[block] = upcoming
 
     def take(self) -> torch.Tensor:
         """The gathered output; the stream is empty afterwards."""
         whole, self._whole = self._whole, None
         assert whole is not None
+        assert not self._early, f"{len(self._early)} outputs were never added"
+        self._added.clear()
         return whole
 
 

@@ -361,6 +361,10 @@ def _acting_slots(program: Program, partition: Partition) -> set[int]:
     }
 
 
+_PORT_ORDER = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT)
+"""The ports of a program are grouped by role; received values are inputs behind those of the model."""
+
+
 class _Cutter:
     """Builds the program of one slot."""
 
@@ -381,10 +385,9 @@ class _Cutter:
         outside = {o: None for n in self._nodes for o in n.all_input_nodes if o not in inside}
         used_ports = [(n, p) for n, p in self._program.placeholders() if n in outside]
         received = [n for n in outside if n.op == "call_function"]
-        for node, port in used_ports:
-            self._add_port(node, port.role, port.name)
-        for node in received:
-            self._add_port(node, Role.INPUT, f"edge {node.name}")
+        added = [(n, p.role, p.name) for n, p in used_ports] + [(n, Role.INPUT, f"edge {n.name}") for n in received]
+        for node, role, name in sorted(added, key=lambda port: _PORT_ORDER.index(port[1])):
+            self._add_port(node, role, name)
         for node in (n for n in outside if n.op == "get_attr"):
             self._copied[node] = self._graph.node_copy(node)
         for node in self._nodes:

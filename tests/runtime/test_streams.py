@@ -1,0 +1,38 @@
+"""Outputs of micro-batches that end in any order."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poptorch.enums import OutputMode
+from poptorch.executable.loop import Loop, Tick
+from poptorch.runtime.streams import OutputStream
+
+TICKS = [Tick(i, s, r) for i, s, r in itertools.product(range(2), range(3), range(2))]
+
+
+def value_of(tick: Tick) -> torch.Tensor:
+    """Numbers whose sum depends on the order of additions."""
+    return torch.tensor([0.1 * (tick.iteration + 1) / 3, 1e6 / (tick.step + 7), 1e-6 * (tick.replica + 1)])
+
+
+def gathered(ticks: list[Tick], mode: OutputMode) -> torch.Tensor:
+    loop = Loop(device_iterations=2, gradient_accumulation=3, replicas=2, output_mode=mode)
+    stream = OutputStream(loop)
+    for tick in ticks:
+        stream.put(tick, value_of(tick))
+    return stream.take()
+
+
+@given(st.permutations(TICKS), st.sampled_from([OutputMode.All, OutputMode.Sum]))
+def test_the_order_of_arrival_changes_nothing(ticks, mode):
+    assert torch.equal(gathered(ticks, mode), gathered(TICKS, mode))
+
+
+def test_sums_are_those_of_each_replica():
+    expected = [sum(value_of(t) for t in TICKS if t.replica == r) for r in range(2)]
+    torch.testing.assert_close(gathered(TICKS, OutputMode.Sum), torch.cat(expected))
