@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python bench/multi_ipu.py            # the table
     PYTHONPATH=src python bench/multi_ipu.py --level interpret
+    PYTHONPATH=src python bench/multi_ipu.py --memory   # only peak memory on 16 virtual IPUs
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
 
 Every row is one comparison in one run on the same work: the same model, the same global batch, the same optimizer.
@@ -19,9 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    import poptorch
 
 MICRO_BATCHES = 8
 
@@ -114,6 +119,19 @@ def ours(
     micro_batches: int,
     recompute: bool = True,
 ) -> float:
+    executor = make_executor(
+        kind, shape, stages=stages, replicas=replicas, micro_batches=micro_batches, recompute=recompute
+    )
+    data = batch(kind, shape, micro_batches)
+    try:
+        return seconds_per_step(lambda: executor(*data), steps)
+    finally:
+        executor.destroy()
+
+
+def make_executor(
+    kind: str, shape: Shape, *, stages: int, replicas: int, micro_batches: int, recompute: bool
+) -> poptorch.PoplarExecutor:
     import poptorch
 
     torch.manual_seed(0)
@@ -122,12 +140,7 @@ def ours(
     options.Training.gradientAccumulation(micro_batches // replicas)
     if not recompute:
         options._Popart.set("autoRecomputation", 0)
-    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1e-3))
-    data = batch(kind, shape, micro_batches)
-    try:
-        return seconds_per_step(lambda: executor(*data), steps)
-    finally:
-        executor.destroy()
+    return poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
 # -- peers, each in two processes of this file ---------------------------------------------------------------------
@@ -264,6 +277,40 @@ def table(quick: bool, steps: int, level: str, kinds: Sequence[str]) -> None:
         row(f"{kind}: 16 IPUs, nothing recomputed, same", kept, one, 0.85)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MiB")
+    memory_table(quick, kinds)
+
+
+def memory_table(quick: bool, kinds: Sequence[str]) -> None:
+    """Peak memory of a training step on 16 virtual IPUs, against what lives anyway and what the schedule keeps."""
+    head = f"{'MiB, 16 IPUs (4 stages x 4 replicas)':<58} {'peak':>9} {'between':>9} {'beyond':>9} {'schedule':>9}"
+    print(f"\n{head} {'ratio':>7}")
+    for kind in kinds:
+        for recompute in (True, False):
+            command = [sys.executable, __file__, "--worker", "memory", "--kind", kind]
+            command += ["--quick"] * quick + ["--keep-all"] * (not recompute)
+            run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+            peak, live, needed = map(float, run.stdout.split()[-3:])
+            ratio = (peak - live) / needed
+            mark = "" if ratio <= 1.2 else "  (short of the goal)"
+            name = f"{kind}: {'recomputed' if recompute else 'nothing recomputed'}"
+            print(
+                f"{name:<58} {peak:>9.2f} {live:>9.2f} {peak - live:>9.2f} {needed:>9.2f} {ratio:>6.2f}x"
+                f"  goal <= 1.20x{mark}",
+                flush=True,
+            )
+
+
+def measure_memory(kind: str, shape: Shape, recompute: bool) -> None:
+    """In a process of its own: the peak of the steps, what lives between them, and what the schedule must keep."""
+    from memory import MIB, peak_memory
+
+    from poptorch.runtime.residency import scheduled_stash_bytes
+
+    executor = make_executor(kind, shape, stages=4, replicas=4, micro_batches=4 * MICRO_BATCHES, recompute=recompute)
+    data = batch(kind, shape, 4 * MICRO_BATCHES)
+    found = peak_memory(lambda: lambda: executor(*data))
+    runner = executor._engine.parallel
+    print(found["peak"], found["live"], scheduled_stash_bytes(runner.plan, runner.graph) / MIB)
 
 
 def main() -> None:
@@ -272,15 +319,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--level", choices=("interpret", "native"), default="native", help="the code of our programs")
     parser.add_argument("--kinds", nargs="*", choices=tuple(SHAPES), default=tuple(SHAPES))
-    parser.add_argument("--worker", choices=("pipelining", "ddp"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", action="store_true", help="only the table of memory")
+    parser.add_argument("--worker", choices=("pipelining", "ddp", "memory"), help=argparse.SUPPRESS)
+    parser.add_argument("--keep-all", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     steps = arguments.steps or (3 if arguments.quick else 20)
     if arguments.worker is None:
         os.environ["POPTORCH_CODEGEN"] = arguments.level
-        table(arguments.quick, steps, arguments.level, arguments.kinds)
+        if arguments.memory:
+            memory_table(arguments.quick, arguments.kinds)
+        else:
+            table(arguments.quick, steps, arguments.level, arguments.kinds)
+        return
+    shape = (QUICK if arguments.quick else SHAPES)[arguments.kind]
+    if arguments.worker == "memory":
+        measure_memory(arguments.kind, shape, not arguments.keep_all)
     else:
-        shape = (QUICK if arguments.quick else SHAPES)[arguments.kind]
         run_worker(arguments.worker, arguments.kind, shape, steps)
 
 
