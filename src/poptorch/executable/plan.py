@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.passes.graphs import acts_in_order
 from poptorch.compiler.passes.recompute import Recomputation, recompute
 from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram, partition, split
 from poptorch.compiler.program import Program, Role
@@ -41,6 +42,11 @@ class Stage:
     generated: Generated = field(repr=False)
     parameters: list[str]
     buffers: list[str]
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether it leaves something behind that the next micro-batch finds, or that somebody sees in order."""
+        return acts_in_order(self.description.program)
 
     @staticmethod
     def of(description: StageProgram, generate: Callable[[Program], Generated]) -> Stage:

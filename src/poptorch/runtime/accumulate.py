@@ -23,6 +23,7 @@ class GradientAccumulator:
         self._count = executable.loop.micro_batches_per_update if count is None else count
         self._running = executable.running_mean
         self._totals: list[torch.Tensor] | None = None
+        self._products = [_Products(self._running) for _ in self._names]
         self._seen = 0
 
     def add(self, gradients: Sequence[Gradient], replica: int = 0) -> None:
@@ -34,40 +35,27 @@ class GradientAccumulator:
         if self._totals is None:
             self._totals = [_room_for(g) for g in gradients]
         whole = [(t, g) for t, g in zip(self._totals, gradients, strict=True) if isinstance(g, torch.Tensor)]
-        self._add_whole([t for t, _ in whole], [g for _, g in whole])
-        for total, gradient in zip(self._totals, gradients, strict=True):
+        if whole:
+            self._add_whole(*map(list, zip(*whole, strict=True)))
+        for total, gradient, products in zip(self._totals, gradients, self._products, strict=True):
             if isinstance(gradient, Product):
-                self._multiply_into(total, gradient)
+                products.add(gradient, total)
         self._seen += 1
 
     def _add_whole(self, totals: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
-        if not totals:
-            return
         if self._seen == 0:
             torch._foreach_copy_(totals, gradients)
         elif self._running:
             # The accumulator always holds the mean so far: it cannot overflow where the sum would.
-            torch._foreach_mul_(totals, 1.0 - self._share)
-            torch._foreach_add_(totals, gradients, alpha=self._share)
+            share = 1.0 / (self._seen + 1)
+            torch._foreach_mul_(totals, 1.0 - share)
+            torch._foreach_add_(totals, gradients, alpha=share)
         else:
             torch._foreach_add_(totals, gradients, alpha=1)
 
-    def _multiply_into(self, total: torch.Tensor, product: Product) -> None:
-        if self._seen == 0:
-            product.write_to(total)
-        elif self._running:
-            product.add_to(total, keep=1.0 - self._share, share=self._share)
-        else:
-            product.add_to(total)
-
-    @property
-    def _share(self) -> float:
-        """Of one micro-batch in the mean so far."""
-        return 1.0 / (self._seen + 1)
-
     def _typed(self, name: str, gradient: Gradient) -> Gradient:
         wanted = self._types.get(name)
-        if wanted is None:
+        if wanted is None or wanted is gradient.dtype:
             return gradient
         whole = gradient.value() if isinstance(gradient, Product) else gradient
         return whole.to(wanted)
@@ -76,6 +64,8 @@ class GradientAccumulator:
         """The combined gradients by parameter name; the next update starts afresh."""
         totals = self._totals
         assert totals is not None
+        for total, products in zip(totals, self._products, strict=True):
+            products.finish(total)
         self._seen = 0
         if self._count == 1:
             self._totals = None  # the micro-batch's own tensors: gone before the next one makes its own
@@ -84,6 +74,49 @@ class GradientAccumulator:
     def reset(self) -> None:
         """Forget what was added since the last update."""
         self._seen = 0
+        for products in self._products:
+            products.reset()
+
+
+class _Products:
+    """Gradients of one parameter that are not multiplied yet.
+
+    They wait until together they are half as large as the gradient: then the accumulator is read and written once for
+    all of them, and one long product is faster than several short ones. When that happens depends on sizes alone, so
+    the result does not depend on who computed what, and when.
+    """
+
+    def __init__(self, running: bool) -> None:
+        self._running = running
+        self._waiting: list[Product] = []
+        self._elements = 0
+        self._added = 0
+
+    def add(self, product: Product, total: torch.Tensor) -> None:
+        if 2 * (self._elements + product.elements) > total.numel():
+            self._multiply(total)
+        self._waiting.append(product)
+        self._elements += product.elements
+
+    def finish(self, total: torch.Tensor) -> None:
+        self._multiply(total)
+        self._added = 0
+
+    def reset(self) -> None:
+        self._waiting.clear()
+        self._elements = self._added = 0
+
+    def _multiply(self, total: torch.Tensor) -> None:
+        if not self._waiting:
+            return
+        before, self._added = self._added, self._added + len(self._waiting)
+        product = Product.sum(self._waiting)
+        self._waiting.clear()
+        self._elements = 0
+        if self._running:
+            product.add_to(total, keep=before / self._added, share=1.0 / self._added)
+        else:
+            product.add_to(total, keep=1.0 if before else 0.0)
 
 
 class GroupedAccumulator:
@@ -135,8 +168,7 @@ class GroupedAccumulator:
 
 def _room_for(gradient: Gradient) -> torch.Tensor:
     if isinstance(gradient, Product):
-        left, right = gradient.factors
-        return left.new_empty(left.shape[0], right.shape[1])
+        return gradient.left.new_empty(gradient.shape)
     return torch.empty_like(gradient, memory_format=torch.contiguous_format)
 
 

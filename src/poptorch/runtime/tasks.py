@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from poptorch.compiler.passes.graphs import has_side_effect
-from poptorch.executable.plan import Ordering, Plan, Stage
-from poptorch.ops.effects import is_ordered
+from poptorch.executable.plan import Ordering, Plan
 from poptorch.runtime.schedule import (
     Job,
     Kind,
@@ -131,7 +129,7 @@ class _Builder:
         self._training = any(s.description.backward for s in plan.stages)
         self._one_at_a_time = alone or plan.ordering is not Ordering.PIPELINED
         self._phased = plan.ordering.is_phased and not alone
-        self._free = not self._one_at_a_time and not any(_is_sequential(s) for s in plan.stages)
+        self._free = not self._one_at_a_time and not any(s.is_sequential for s in plan.stages)
         self._graph = TaskGraph()
         self._stages = self._stages_by_job()
         self._by_slot = {s.description.slot: i for i, s in enumerate(plan.stages)}
@@ -230,12 +228,6 @@ class _Builder:
         self._graph.tasks.append(Task(index, job, replica, ipu, stage, now))
         self._graph.waits_for.append(set(waits_for))
         return index
-
-
-def _is_sequential(stage: Stage) -> bool:
-    """Whether a stage leaves something behind that the next micro-batch finds, or that somebody sees in order."""
-    program = stage.description.program
-    return any(has_side_effect(n) or is_ordered(n) for n in program.operations())  # writes are effects, too
 
 
 def _jobs_of(tick: Tick) -> list[tuple[Job, list[int]]]:

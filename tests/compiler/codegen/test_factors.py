@@ -142,3 +142,20 @@ def test_accumulators_of_another_type_take_the_product() -> None:
     wrapped = trained(model, x, 4, optimizer)
     wrapped.copyWeightsToHost()
     torch.testing.assert_close(list(model.parameters()), in_eager(reference, x, 4), atol=1e-3, rtol=1e-2)
+
+
+def test_the_accumulator_multiplies_once_for_several_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def count(self: Product, total: torch.Tensor, **scales: float) -> None:
+        sizes.append(self.left.shape[0])
+        add_to(self, total, **scales)
+
+    add_to = Product.add_to
+    monkeypatch.setattr(Product, "add_to", count)
+    model = Layers()
+    opts = poptorch.Options()
+    opts.Training.gradientAccumulation(6)
+    poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))(torch.randn(6, 16))
+    # Four rows of both factors are half as large as the gradient: of six micro-batches of one row, four fit.
+    assert sizes == [4, 4, 2, 2]

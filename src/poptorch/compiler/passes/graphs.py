@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.program import Program, is_write
-from poptorch.ops.effects import calls_host
+from poptorch.ops.effects import calls_host, is_ordered
 
 aten = torch.ops.aten
 
@@ -62,6 +62,11 @@ def has_side_effect(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     return is_write(node) or node.is_impure(impure_random=False) or calls_host(node)
+
+
+def acts_in_order(program: Program) -> bool:
+    """Whether the order of micro-batches shows: in state that they write, or in what they do to the world."""
+    return any(has_side_effect(node) or is_ordered(node) for node in program.operations())
 
 
 def remove_dead_code(program: Program) -> int:
