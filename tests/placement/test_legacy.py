@@ -84,9 +84,8 @@ def test_construction_warns_of_deprecation(caplog):
     ],
 )
 def test_begin_phase_and_the_old_scope_select_by_number(kwargs, placement):
-    with ambient.capturing(CaptureContext(placement=Placement(ipu=7))) as context:
-        with poptorch.Phase(**kwargs):
-            pass
+    with ambient.capturing(CaptureContext(placement=Placement(ipu=7))) as context, poptorch.Phase(**kwargs):
+        pass
     assert context.placement == placement  # leaving the scope changes nothing
     layer = poptorch.BeginPhase(layer_to_call=nn.Identity(), **kwargs)
     with ambient.capturing(CaptureContext(placement=Placement(ipu=7))) as context:
