@@ -17,6 +17,7 @@ from poptorch.compiler.codegen.native import (
     generate_native_step,
     generate_native_update,
 )
+from poptorch.compiler.codegen.optimizers import updates_in_library
 from poptorch.compiler.codegen.pieces import piece_key
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
@@ -31,14 +32,15 @@ def to_native(executable: Executable) -> None:
     executable.native_after = None
     threads = torch.get_num_threads()
     target = target_for(executable.program, threads)
+    library_updates = executable.update is not None and updates_in_library(executable.update)
     if executable.plan is not None:
         _stages_to_native(executable, executable.plan)
-    elif executable.updates_every_time:
+    elif executable.updates_every_time and not library_updates:
         assert executable.update is not None
         executable.step = _generate_step(executable, executable.update, target)
     if executable.plan is None and executable.step is None:
         executable.micro_batch = _generate(executable, executable.program, generate_native, target)
-    if executable.update is not None and executable.step is None and not executable.update_shards:
+    if executable.update is not None and not (executable.step or executable.update_shards or library_updates):
         executable.update.generated = _generate_update(executable, executable.update, Target(target.threads))
     executable.code.finish()
 
