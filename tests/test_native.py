@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen import levels
+from poptorch.compiler.codegen import levels, optimizers
 
 
 class Net(nn.Module):
@@ -83,3 +83,36 @@ def test_unknown_levels_are_refused(monkeypatch):
     _, executor = wrapped(monkeypatch, "interpet", training=False)
     with pytest.raises(poptorch.Error, match="POPTORCH_CODEGEN"):
         executor(torch.randn(2, 1, 8, 8))
+
+
+def test_auto_leaves_adam_on_many_weights_to_torch_and_compiles_the_rest(monkeypatch):
+    monkeypatch.setenv("POPTORCH_CODEGEN", "auto")
+    monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", 1e-9)
+    monkeypatch.setattr(optimizers, "_MANY_ELEMENTS", 10)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    reference = copy.deepcopy(model)
+    x, target = torch.randn(4, 8), torch.randint(0, 2, (4,))
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x, target):
+            return nn.functional.cross_entropy(self.inner(x), target)
+
+    whole = WithLoss()
+    executor = poptorch.trainingModel(whole, None, torch.optim.AdamW(whole.parameters(), lr=0.01))
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01)
+    for _ in range(4):
+        executor(x, target)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(x), target).backward()
+        optimizer.step()
+    executable = executor._build.executable
+    assert executable.native_after is None
+    assert executable.step is None
+    assert executable.micro_batch.source.startswith("# native code")
+    executor.copyWeightsToHost()
+    torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=1e-5, atol=1e-6)

@@ -30,6 +30,7 @@ from poptorch.runtime.workers import Share
 def to_native(executable: Executable) -> None:
     """Compile everything that the executable runs."""
     executable.native_after = None
+    executable.step = None  # the interpreted one, if there was any
     threads = torch.get_num_threads()
     target = target_for(executable.program, threads)
     library_updates = executable.update is not None and updates_in_library(executable.update)
