@@ -54,8 +54,8 @@ from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
 
-STEPS = 6 + len(LOWERING)
-"""Progress steps of one compilation: capture, functional form, passes and anchors, code, update, native code."""
+STAGES = 6 + len(LOWERING)
+"""Of one compilation: capture, functional form, passes with those for anchors, code, update."""
 
 _tracing = threading.RLock()
 """Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because a compile hook may
@@ -136,8 +136,8 @@ class CompileRequest:
     """Told the number of IPUs of a replica as soon as it is known, before code is generated."""
 
 
-def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Build:
-    """Capture the model with the arguments of the call and compile it."""
+def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> Build:
+    """Capture the model with the arguments of the call and compile it; ``progress`` hears of each stage."""
     model, options, training = request.model, request.options, request.training
     optimizer_spec = request.optimizer_spec
     _check_loss_scaling(options, training)
@@ -147,14 +147,14 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
     check_not_empty(collect_state(model))
     with _tracing:
+        progress("capture")
         recording = _capture(model, layout, inputs, request)
         check_output_leaves(recording.output_structure)
-        progress()
+        progress("functional form")
         program = to_program(recording, [spec.path for spec in layout.specs])
     program.numerics = Numerics.of(options._Popart.options)
     _check_overlap(program, options)
     constants = _take_host_results(program, options)
-    progress()
     anchors = _anchors(options, program, loop)
     watch = GradientWatch()
     lower(program, _with_anchors(anchors, options, optimizer_spec, watch), progress)
@@ -163,6 +163,7 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     if request.placed is not None:
         request.placed(ipus)
     _announce(program, options)
+    progress("code")
     make_code = _factoring if training and loop.micro_batches_per_update > 1 else generate
     plan = _plan(program, options, ipus, make_code)
     alone = plan is None and loop.replicas == 1 and not request.groups
@@ -183,9 +184,9 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
     )
     micro_batches = loop.device_iterations * loop.micro_batches_per_update
     executable.native_after = calls_at_first_level(level_for(program), program, micro_batches)
-    progress()
     used = None
     if training and program.gradients:
+        progress("update")
         accumulates = loop.gradient_accumulation > 1
         with _tracing:
             executable.update, used, executable.accumulator_types = _update(
@@ -193,7 +194,6 @@ def compile_model(request: CompileRequest, progress: Callable[[], None]) -> Buil
             )
         executable.running_mean = _averages_as_it_goes(used)
     _place_tensors(executable, options, used)
-    progress()
     backend.debug("Finished Poplar compilation")
     written = [p.index for p in program.mutated() if p.role is Role.INPUT]
     return Build(

@@ -21,7 +21,7 @@ from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
 from poptorch.capture.state import collect_state
 from poptorch.capture.structure import unflatten
-from poptorch.compilation import STEPS, Build, CompileRequest, compile_model
+from poptorch.compilation import STAGES, Build, CompileRequest, compile_model
 from poptorch.compiler.program import Program
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
@@ -232,7 +232,7 @@ class PoplarExecutor(Inspection, Precompilation):
         self._check_target()
         self._take_model()
         try:
-            with self._unwatched(), self._turn_to_compile(), Progress(self._options, STEPS + 1) as progress:
+            with self._unwatched(), self._turn_to_compile(), Progress(self._options, STAGES + 1) as progress:
                 self._compile_and_load(call, progress, stored)
         except BaseException:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
@@ -260,15 +260,15 @@ class PoplarExecutor(Inspection, Precompilation):
             groups=self._groups,
             placed=self._attach if self._options.connection_type == ConnectionType.Always else None,
         )
-        build = compile_model(request, progress.step)
+        build = compile_model(request, progress.begin)
         self._check_updatable_buffers(build)
         if stored is not None:
             stored.check(build)
         self._find_code(build, stored, cached=not self._uses_ipu_model())
         engine = Engine(build.executable)
         if build.executable.native_after == 0:
-            engine.use_native_code()
-        progress.step()
+            engine.use_native_code(progress)
+        progress.begin("loading")
         if self._options.connection_type == ConnectionType.OnDemand:
             self._attach(build.ipus_per_replica)
         self._upload(engine)
@@ -553,7 +553,8 @@ class PoplarExecutor(Inspection, Precompilation):
         executable = build.executable
         if executable.native_after is not None and self._calls > executable.native_after:
             logger.info("Compiling the program to native code after %d calls", self._calls - 1)
-            engine.use_native_code()
+            with Progress(self._options, 0) as progress:
+                engine.use_native_code(progress)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""

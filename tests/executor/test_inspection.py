@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import poptorch
 from poptorch import OutputMode
+from poptorch.compiler.codegen import levels
 
 
 class Two(nn.Module):
@@ -184,6 +186,12 @@ class Terminal(io.StringIO):
         return True
 
 
+def stages(terminal):
+    """What the progress bar named, each once."""
+    found = re.findall(r"<[\d:?]+, ([^\]]+)\]", terminal.getvalue())
+    return list(dict.fromkeys(found))
+
+
 class TestProgressBar:
     def test_shown_by_default_and_closed_also_after_a_failure(self, monkeypatch):
         terminal = Terminal()
@@ -200,6 +208,38 @@ class TestProgressBar:
         with pytest.raises(ValueError, match="mine"):
             poptorch.inferenceModel(Bad())(torch.ones(1))
         assert terminal.getvalue().endswith("\n")
+
+    def test_the_stages_of_a_native_build(self, monkeypatch):
+        monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(2)
+        model = Two()
+        executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        executor(*data(2))
+        shown = stages(terminal)
+        passes = ["read hints", "drop writes to constants", "simplify", "fold constants"]
+        passes += ["record partials", "anchor values", "own outputs"]
+        native = ["native 1/2: micro-batch", "native 2/2: update", "C++"]
+        expected = ["capture", "functional form", *passes, "code", "update", *native, "loading"]
+        assert [s for s in shown if not s.startswith("C++ ")] == expected
+        assert not executor._build.executable.code.compiled or "C++ 0/" in terminal.getvalue()
+
+    def test_the_change_to_native_code_in_the_middle_of_a_run(self, monkeypatch):
+        monkeypatch.setenv("POPTORCH_CODEGEN", "auto")
+        monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", 0.0)
+        executor = poptorch.inferenceModel(nn.Linear(3, 3))
+        executor(torch.ones(1, 3))
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        executor(torch.ones(1, 3))
+        assert [s for s in stages(terminal) if not s.startswith("C++ ")] == ["native 1/1: micro-batch", "C++"]
+        assert "Graph compilation: 100%" in terminal.getvalue()
+        assert terminal.getvalue().endswith("\n")
+        before = terminal.getvalue()
+        executor(torch.ones(1, 3))
+        assert terminal.getvalue() == before
 
     def test_hidden(self, monkeypatch):
         terminal = Terminal()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 
 import pytest
 import torch
 
 import poptorch
-from poptorch.options.progress import CompilationProgressBar
+from poptorch.options.progress import CompilationProgressBar, Progress
 
 Mode = poptorch.OutputMode
 
@@ -238,6 +239,20 @@ def test_the_progress_bar_shows_label_count_and_times_but_no_rate(monkeypatch):
     assert "Graph compilation: 100%" in shown
     assert "100/100 [00:" in shown
     assert "it/s" not in shown
+
+
+def test_the_progress_bar_names_the_stage(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    with Progress(poptorch.Options().outputMode(Mode.All), 2) as progress:
+        progress.begin("capture")
+        progress.extend(2)
+        progress.begin("native 1/2")
+        progress.note("C++ 3/4")
+        progress.begin("loading")
+    shown = re.findall(r"(\d+/\d+) \[[^,\]]*(?:, ([^\]]*))?\]", screen.getvalue())
+    stages = [("0/2", "capture"), ("1/4", "native 1/2"), ("1/4", "C++ 3/4"), ("2/4", "loading"), ("4/4", "")]
+    assert list(dict.fromkeys(shown)) == [("0/2", ""), *stages]
 
 
 def test_there_is_no_progress_bar_in_a_log_file(monkeypatch):

@@ -30,14 +30,16 @@ LOWERING: tuple[Pass, ...] = (
 )
 
 
-def lower(program: Program, passes: tuple[Pass, ...] = LOWERING, progress: Callable[[], None] | None = None) -> Program:
-    """Run the passes in order, checking the graph after each."""
+def lower(
+    program: Program, passes: tuple[Pass, ...] = LOWERING, progress: Callable[[str], None] | None = None
+) -> Program:
+    """Run the passes in order, checking the graph after each; ``progress`` is told the name of each."""
     for step in passes:
+        if progress is not None:
+            progress(step.name)
         summary = step.apply(program)
         program.graph.lint()
         program.log.append(f"{step.name}: {summary}")
         backend.debug("Pass %s: %s", step.name, summary)
-        if progress is not None:
-            progress()
     program.graph_module.recompile()
     return program

@@ -16,6 +16,7 @@ from poptorch.compiler.program import Role
 from poptorch.compiler.update import State, flat_arguments
 from poptorch.executable.executable import Executable
 from poptorch.executable.loop import Loop, Tick
+from poptorch.options.progress import Progress
 from poptorch.runtime import schedule
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
@@ -88,9 +89,9 @@ class Engine:
             names = [name for group in update.parameters for name in group]
             executable.step = generate_step(executable.program, update.graph_module.graph, names)
 
-    def use_native_code(self) -> None:
+    def use_native_code(self, progress: Progress) -> None:
         """Run native code from the next call on."""
-        to_native(self.executable)
+        to_native(self.executable, progress)
         self._run_micro_batch = self.executable.micro_batch.run
 
     # -- weights -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from poptorch._logging import logger
 from poptorch.compiler.codegen.factors import generate_factored
 from poptorch.compiler.codegen.inductor import Target
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.codegen.kernels import side_by_side
 from poptorch.compiler.codegen.levels import target_for
 from poptorch.compiler.codegen.native import (
     generate_native,
@@ -23,27 +24,69 @@ from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
 from poptorch.executable.executable import Executable
 from poptorch.executable.plan import Plan
+from poptorch.options.progress import Progress
 from poptorch.runtime.tasks import width
 from poptorch.runtime.workers import Share
 
 
-def to_native(executable: Executable) -> None:
+def to_native(executable: Executable, progress: Progress) -> None:
     """Compile everything that the executable runs."""
     executable.native_after = None
     executable.step = None  # the interpreted one, if there was any
-    threads = torch.get_num_threads()
-    target = target_for(executable.program, threads)
-    library_updates = executable.update is not None and updates_in_library(executable.update)
-    if executable.plan is not None:
-        _stages_to_native(executable, executable.plan)
-    elif executable.updates_every_time and not library_updates:
-        assert executable.update is not None
-        executable.step = _generate_step(executable, executable.update, target)
-    if executable.plan is None and executable.step is None:
-        executable.micro_batch = _generate(executable, executable.program, generate_native, target)
-    if executable.update is not None and not (executable.step or executable.update_shards or library_updates):
-        executable.update.generated = _generate_update(executable, executable.update, Target(target.threads))
+    jobs = _Jobs(executable, progress)
+    with side_by_side(lambda done, count: progress.note(f"C++ {done}/{count}")):
+        jobs.run()
+        progress.begin("C++")
     executable.code.finish()
+
+
+class _Jobs:
+    """The pieces of code that an executable needs, one after the other."""
+
+    def __init__(self, executable: Executable, progress: Progress) -> None:
+        self._executable = executable
+        self._progress = progress
+        self._target = target_for(executable.program, torch.get_num_threads())
+        self._update = executable.update
+        if self._update is not None and (executable.update_shards or updates_in_library(self._update)):
+            self._update = None  # it stays as it is
+        self._joined = executable.updates_every_time and self._update is not None
+        self._begun = 0
+        self._count = 1 if executable.plan is None else len(executable.plan.stages)
+        self._count += self._update is not None and not self._joined
+        progress.extend(self._count + 1)
+
+    def run(self) -> None:
+        """Compile them."""
+        executable, target = self._executable, self._target
+        if executable.plan is not None:
+            self._stages(executable.plan)
+        elif self._joined:
+            assert self._update is not None
+            self._begin("step")
+            executable.step = _generate_step(executable, self._update, target)
+        if executable.plan is None and executable.step is None:
+            self._begin("micro-batch")
+            executable.micro_batch = _generate(executable, executable.program, generate_native, target)
+        if self._update is not None and executable.step is None:
+            self._begin("update")
+            self._update.generated = _generate_update(executable, self._update, Target(target.threads))
+
+    def _begin(self, what: str) -> None:
+        self._begun += 1
+        self._progress.begin(f"native {self._begun}/{max(self._begun, self._count)}: {what}")
+
+    def _stages(self, plan: Plan) -> None:
+        """Pieces that run beside each other: they must not hold the interpreter lock, and share the cores."""
+        share = Share.of(width(plan, self._executable.loop.replicas))
+        generate = generate_native if plan.whole else generate_native_piece
+        for stage in plan.stages:
+            program = stage.description.program
+            logger.debug("Compiling the %s", stage.description.label)
+            self._begin(stage.description.label)
+            stage.generated = _generate(
+                self._executable, program, generate, target_for(program, share.threads, share.workers > 1)
+            )
 
 
 def _generate_step(executable: Executable, update: UpdateProgram, target: Target) -> Generated | None:
@@ -57,18 +100,6 @@ def _generate_update(executable: Executable, update: UpdateProgram, target: Targ
     generated = executable.code.obtain(key, None, lambda: generate_native_update(update, target))
     assert generated is not None
     return generated
-
-
-def _stages_to_native(executable: Executable, plan: Plan) -> None:
-    """Pieces that run beside each other: they must not hold the interpreter lock, and share the cores."""
-    share = Share.of(width(plan, executable.loop.replicas))
-    generate = generate_native if plan.whole else generate_native_piece
-    for stage in plan.stages:
-        program = stage.description.program
-        logger.debug("Compiling %s", stage.description)
-        stage.generated = _generate(
-            executable, program, generate, target_for(program, share.threads, share.workers > 1)
-        )
 
 
 def _generate(

@@ -15,6 +15,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from poptorch.compiler.codegen.kernels import prepare_compiler, wait_later
+
 Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes its inputs as a list, which it empties, and returns its outputs."""
 
@@ -125,6 +127,8 @@ def compile_graph(
     if not _callable_from_cpp(graph_module.graph):
         target = replace(target, entry=Entry.PYTHON)
     in_cpp = target.entry is Entry.CPP
+    wait_later()
+    prepare_compiler().wait()
     with torch.no_grad(), _settings(target):
         compiled: Any = compile_fx_inner(
             graph_module, list(fakes), cpp_wrapper=in_cpp, is_backward=is_backward, is_inference=is_inference

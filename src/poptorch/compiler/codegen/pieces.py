@@ -27,6 +27,7 @@ from poptorch.compiler.codegen.drawing import with_keys
 from poptorch.compiler.codegen.freezing import linear_operator
 from poptorch.compiler.codegen.inductor import Target
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.codegen.kernels import prepare_compiler
 from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
 from poptorch.compiler.fingerprint import digest, program_digest, update_digest
 from poptorch.compiler.program import Program
@@ -87,31 +88,37 @@ class Pieces:
         self.compiled = 0
         """How many pieces had to be compiled."""
 
+        self._new: dict[str, Generated | None] = {}  # not written down yet: their kernels may be on their way
+
     def obtain(self, key: str, program: Program | None, make: Callable[[], Generated | None]) -> Generated | None:
-        """The code for a key: found, or made now."""
+        """The code for a key: found, or made now; what is made can run after :meth:`finish`."""
         for store in self._stores:
             found = self._found(store, key, program)
             if found is not None:
                 piece, code = found
                 logger.debug("Native code %s taken from %s", key[:12], store)
-                break
-        else:
-            self.compiled += 1
-            code = make()
-            try:
-                piece = Piece.of(code)
-            except NotPortable as reason:
-                logger.debug("Native code %s cannot be kept for other processes: it contains %s", key[:12], reason)
+                self._keep(key, piece)
                 return code
-        self.known[key] = piece
-        for store in self._stores:
-            _attempt(store, partial(store.keep, key, piece))
+        self.compiled += 1
+        prepare_compiler()
+        self._new[key] = code = make()
         return code
 
     def finish(self) -> None:
-        """Nothing more is compiled for now."""
+        """Nothing more is compiled for now, and everything is ready to run."""
+        for key, code in self._new.items():
+            try:
+                self._keep(key, Piece.of(code))
+            except NotPortable as reason:
+                logger.debug("Native code %s cannot be kept for other processes: it contains %s", key[:12], reason)
+        self._new.clear()
         for store in self._stores:
             _attempt(store, store.finish)
+
+    def _keep(self, key: str, piece: Piece) -> None:
+        self.known[key] = piece
+        for store in self._stores:
+            _attempt(store, partial(store.keep, key, piece))
 
     @staticmethod
     def _found(store: Store, key: str, program: Program | None) -> tuple[Piece, Generated | None] | None:
