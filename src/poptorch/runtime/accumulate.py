@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from poptorch.compiler.codegen.factors import Gradient, Product
 from poptorch.executable.executable import Executable
+from poptorch.runtime.workers import Rest
 
 
 class GradientAccumulator:
@@ -60,6 +63,14 @@ class GradientAccumulator:
         whole = gradient.value() if isinstance(gradient, Product) else gradient
         return whole.to(wanted)
 
+    def unfinished(self) -> list[Callable[[], Any]]:
+        """After the last gradients: what :meth:`take` would have to do first, in pieces for several threads."""
+        return [
+            partial(products.finish, total)
+            for total, products in zip(self._totals or (), self._products, strict=False)
+            if products
+        ]
+
     def take(self) -> dict[str, torch.Tensor]:
         """The combined gradients by parameter name; the next update starts afresh."""
         totals = self._totals
@@ -91,6 +102,9 @@ class _Products:
         self._waiting: list[Product] = []
         self._elements = 0
         self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, product: Product, total: torch.Tensor) -> None:
         if 2 * (self._elements + product.elements) > total.numel():
@@ -150,6 +164,10 @@ class GroupedAccumulator:
         if common:
             self._common.add(common)
 
+    def unfinished(self) -> list[Callable[[], Any]]:
+        """As in :class:`GradientAccumulator`."""
+        return [piece for a in (self._common, *self._rows.values()) for piece in a.unfinished()]
+
     def take(self) -> dict[str, torch.Tensor]:
         """The combined gradients by parameter name, with one row for each group where there are groups."""
         result = self._common.take() if len(self._names) > len({name for name, _ in self._rows}) else {}
@@ -164,6 +182,11 @@ class GroupedAccumulator:
         """Forget what was added since the last update."""
         for accumulator in (self._common, *self._rows.values()):
             accumulator.reset()
+
+
+def _all_done(piece: Callable[[], Any]) -> Sequence[Rest]:
+    piece()
+    return ()
 
 
 def _room_for(gradient: Gradient) -> torch.Tensor:
@@ -188,9 +211,12 @@ class OrderedGradients:
         self._replicas = executable.loop.replicas
         self._stages = {i: _OrderedStage(executable, n) for i, n in enumerate(names) if n}
 
-    def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> None:
-        """Take what one stage computed for one micro-batch on one replica; may be called by any thread."""
-        self._stages[stage].add(micro * self._replicas + replica, gradients)
+    def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
+        """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
+
+        Behind the last one there may be work to do, which is returned in pieces for any number of threads.
+        """
+        return self._stages[stage].add(micro * self._replicas + replica, gradients)
 
     def take(self) -> Mapping[str, torch.Tensor]:
         """The combined gradients by parameter name."""
@@ -208,26 +234,31 @@ class _OrderedStage:
     def __init__(self, executable: Executable, names: Sequence[str]) -> None:
         self._accumulator = _accumulator(executable, names)
         self._replicas = executable.loop.replicas
+        self._count = executable.loop.micro_batches_per_update
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
         self._busy = False
         self._lock = threading.Lock()
 
-    def add(self, position: int, gradients: Sequence[Gradient]) -> None:
+    def add(self, position: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
         with self._lock:
             self._early[position] = gradients
             if self._busy:
-                return  # whoever is adding will find it
+                return ()  # whoever is adding will find it
             self._busy = True
         while True:
             with self._lock:
                 ready = self._early.pop(self._next, None)
                 if ready is None:
                     self._busy = False
-                    return
+                    last = self._next == self._count
+                    break
                 replica = self._next % self._replicas
                 self._next += 1
             self._accumulator.add(ready, replica)
+        if not last:
+            return ()
+        return [partial(_all_done, piece) for piece in self._accumulator.unfinished()]
 
     def take(self) -> dict[str, torch.Tensor]:
         assert not self._early, f"{len(self._early)} gradients were never added"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,7 +20,7 @@ from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.streams import OutputStream
 from poptorch.runtime.tasks import Task, TaskGraph, build_tasks, ideal_schedule, width
-from poptorch.runtime.workers import Share, Span, run_tasks
+from poptorch.runtime.workers import Rest, Share, Span, run_tasks
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,11 @@ class _Round:
         self._live = 0
         self.peak_bytes = 0
 
-    def execute(self, task: Task) -> None:
-        """Run one task on the current thread."""
+    def execute(self, task: Task) -> Rest | None:
+        """Run one task on the current thread. What is left to do is to add its gradients, if it has any."""
         if task.stage is None:
             self._runner.residency.exchange(task)
-            return
+            return None
         bound = self._runner._bound[task.stage]
         tick = self._runner.tick(self._iteration, task)
         call, d = self._call, bound.stage.description
@@ -167,7 +168,7 @@ class _Round:
             call.loss_scale if bound.uses_loss_scale else (),
             _StageRandom(call.random(tick), d.slot),
         )
-        self._distribute(task, tick, bound.stage, outputs)
+        return self._distribute(task, tick, bound.stage, outputs)
 
     def _inputs(self, task: Task, tick: Tick, stage: Stage) -> Iterator[torch.Tensor]:
         d, stamps = stage.description, self._call.stamps
@@ -187,7 +188,7 @@ class _Round:
                     self._live -= self._edges[edge].num_bytes
         return iter(taken)
 
-    def _distribute(self, task: Task, tick: Tick, stage: Stage, outputs: Sequence[torch.Tensor]) -> None:
+    def _distribute(self, task: Task, tick: Tick, stage: Stage, outputs: Sequence[torch.Tensor]) -> Rest | None:
         d, call = stage.description, self._call
         sent = len(d.sends)
         results = sent + len(d.results)
@@ -204,11 +205,13 @@ class _Round:
             for index, value in zip(d.results, outputs[sent:results], strict=True):
                 call.results[index].put(tick, value)
             call.stamps.output_complete(tick)
-        if d.gradients:
-            assert task.stage is not None
-            self._runner._gradients.add(task.stage, task.job.micro, task.replica, outputs[results:gradients])
         for index, value in zip(d.anchors, outputs[gradients:], strict=True):
             call.anchors[index].put(tick, value)
+        if not d.gradients:
+            return None
+        assert task.stage is not None
+        add = self._runner._gradients.add
+        return partial(add, task.stage, task.job.micro, task.replica, outputs[results:gradients])
 
 
 class _StageRandom(RandomSource):

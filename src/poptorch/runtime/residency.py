@@ -69,7 +69,7 @@ def scheduled_stash_bytes(plan: Plan, graph: TaskGraph) -> int:
     ticks: dict[int, list[Task]] = {}
     for task in graph.tasks:
         if task.stage is not None:
-            ticks.setdefault(task.priority, []).append(task)
+            ticks.setdefault(task.tick, []).append(task)
     left: dict[tuple[int, int, int], int] = {}
     live = peak = 0
     for now in sorted(ticks):

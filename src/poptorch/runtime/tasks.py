@@ -37,8 +37,17 @@ class Task:
     stage: int | None
     """Which piece of the plan it runs; ``None`` for an exchange with streaming memory."""
 
-    priority: int
-    """Its tick in the ideal schedule: among tasks that are ready, the earliest goes first."""
+    tick: int
+    """When it runs in the ideal schedule."""
+
+    @property
+    def urgency(self) -> tuple[int, int, int]:
+        """Of the tasks that are ready the smallest goes first: the oldest micro-batch, and its latest pass.
+
+        With fewer cores than IPUs, micro-batches are then brought to an end before others begin, and fewer of them
+        keep their activations than in the ideal schedule. Gradients come in the order in which they are added.
+        """
+        return self.job.micro, self.replica, -self.tick
 
     def __str__(self) -> str:
         return f"{self.job} on IPU {self.ipu} of replica {self.replica}"

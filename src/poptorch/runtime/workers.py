@@ -10,14 +10,18 @@ import heapq
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from poptorch.runtime.tasks import Task, TaskGraph
 
-Execute = Callable[[Task], None]
+Rest = Callable[[], "Sequence[Rest]"]
+"""Work that no task waits for. It may leave pieces for whoever has time; all is done when the graph counts as run."""
+
+Execute = Callable[[Task], Rest | None]
+"""Runs a task; what it returns is done next, after the tasks that waited for this one were told."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,10 @@ class _Run:
     graph: TaskGraph
     execute: Execute
     changed: threading.Condition = field(default_factory=threading.Condition)
-    ready: list[tuple[int, int]] = field(default_factory=list)
+    ready: list[tuple[tuple[int, int, int], int]] = field(default_factory=list)
+    pieces: list[Rest] = field(default_factory=list)
+    """For workers that find no task."""
+
     spans: list[Span] = field(default_factory=list)
     error: BaseException | None = None
     stopped: bool = False
@@ -75,42 +82,60 @@ class _Run:
         self._successors = self.graph.successors()
         self._waiting = [len(w) for w in self.graph.waits_for]
         self._left = len(self.graph.tasks)
-        self.ready = [(t.priority, t.index) for t in self.graph.tasks if not self._waiting[t.index]]
+        self.ready = [(t.urgency, t.index) for t in self.graph.tasks if not self._waiting[t.index]]
         heapq.heapify(self.ready)
         self.stopped = self._left == 0
 
     def work(self, worker: int) -> None:
-        """Take tasks until none is left or one has failed."""
-        tasks = self.graph.tasks
-        while True:
-            with self.changed:
-                while not self.ready and not self.stopped:
-                    self.changed.wait()
-                if self.stopped:
-                    return
-                task = tasks[heapq.heappop(self.ready)[1]]
-            start = time.perf_counter()
-            try:
-                self.execute(task)
-            except BaseException as error:  # noqa: BLE001  (handed to the caller, whatever it is)
-                self.stop(error)
-                return
-            self._finished(task, Span(task, worker, start, time.perf_counter()))
+        """Take tasks, and pieces of work that they left, until none is left or one has failed."""
+        try:
+            while (next_one := self._take()) is not None:
+                if isinstance(next_one, Task):
+                    self._run(next_one, worker)
+                else:
+                    self._done(next_one())
+                del next_one  # and what it holds, before waiting for another
+        except BaseException as error:  # noqa: BLE001  (handed to the caller, whatever it is)
+            self.stop(error)
 
-    def _finished(self, task: Task, span: Span) -> None:
+    def _take(self) -> Task | Rest | None:
         with self.changed:
-            self.spans.append(span)
-            self._left -= 1
+            while not self.ready and not self.pieces and not self.stopped:
+                self.changed.wait()
+            if self.stopped:
+                return None
+            return self.graph.tasks[heapq.heappop(self.ready)[1]] if self.ready else self.pieces.pop()
+
+    def _run(self, task: Task, worker: int) -> None:
+        start = time.perf_counter()
+        rest = self.execute(task)
+        self._release(task, busy=rest is not None)
+        pieces = () if rest is None else rest()
+        self.spans.append(Span(task, worker, start, time.perf_counter()))
+        self._done(pieces)
+
+    def _release(self, task: Task, busy: bool) -> None:
+        """Tasks that waited for this one may start."""
+        with self.changed:
             before = len(self.ready)
             for following in self._successors[task.index]:
                 self._waiting[following] -= 1
                 if not self._waiting[following]:
-                    heapq.heappush(self.ready, (self.graph.tasks[following].priority, following))
+                    heapq.heappush(self.ready, (self.graph.tasks[following].urgency, following))
+            more = len(self.ready) - before - (not busy)  # a worker with nothing else to do takes one of them itself
+            if more > 0:
+                self.changed.notify(more)
+
+    def _done(self, pieces: Sequence[Rest]) -> None:
+        """One task or piece is over and has left these pieces."""
+        with self.changed:
+            self.pieces.extend(reversed(pieces))
+            self._left += len(pieces) - 1
             if not self._left:
                 self.stopped = True
                 self.changed.notify_all()
-            elif len(self.ready) - before > 1:
-                self.changed.notify(len(self.ready) - before - 1)  # this worker takes one of them itself
+            elif len(pieces) > 1:
+                self.changed.notify(len(pieces) - 1)
 
     def stop(self, error: BaseException | None = None) -> None:
         """No new task starts; the first error is the one that counts."""
