@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ TEXTS = {
     ),
     "depth": (
         "Depth",
-        "A BERT of 2 to 16 layers, training, batch 4. Seconds from the first call to a program that is compiled, with "
-        "empty caches and without the steps themselves; and milliseconds a step.",
+        "A BERT of 2 to 16 layers, training, batch 4. Seconds from the first call to a program that is compiled, not "
+        "counting the steps: with empty caches, and in a new process that finds them filled; and milliseconds a step.",
     ),
     "accumulation": (
         "Micro-batches",
@@ -41,7 +42,14 @@ def _per_micro_batch(row: Row, name: str) -> float:
 # What is drawn against what, and the unit: (the key of the rows for the x axis, ((title, figure), ...))
 AXES: dict[str, tuple[str, tuple[tuple[str, Figure], ...]]] = {
     "batch": ("batch", (("ms a step", lambda r, n: r["ms"][n]), ("peak MiB", lambda r, n: r["mib"][n]))),
-    "depth": ("depth", (("s to compile", lambda r, n: r["seconds"][n]), ("ms a step", lambda r, n: r["ms"][n]))),
+    "depth": (
+        "depth",
+        (
+            ("s to compile", lambda r, n: r["seconds"][n]),
+            ("s to start again", lambda r, n: r.get("again", {}).get(n, math.nan)),
+            ("ms a step", lambda r, n: r["ms"][n]),
+        ),
+    ),
     "accumulation": (
         "accumulation",
         (("ms a micro-batch", _per_micro_batch), ("peak MiB", lambda r, n: r["mib"][n])),
@@ -123,7 +131,9 @@ def plot(data: dict[str, Any], output: Path) -> None:
 def _draw(pyplot: Any, part: str, rows: list[Row]) -> Any:
     key, figures = AXES[part]
     families = list(dict.fromkeys(row.get("family", "bert") for row in rows))
-    figure, axes = pyplot.subplots(len(families), 2, figsize=(9, 3.4 * len(families)), squeeze=False)
+    figure, axes = pyplot.subplots(
+        len(families), len(figures), figsize=(4.5 * len(figures), 3.4 * len(families)), squeeze=False
+    )
     for line, family in zip(axes, families, strict=True):
         chosen = [row for row in rows if row.get("family", "bert") == family]
         for axis, (unit, value) in zip(line, figures, strict=True):
