@@ -26,7 +26,7 @@ class GradientAccumulator:
         self._count = executable.loop.micro_batches_per_update if count is None else count
         self._running = executable.running_mean
         self._totals: list[torch.Tensor] | None = None
-        self._products = [_Products(self._running) for _ in self._names]
+        self._products = [_Products(self._running, executable.loop.replicas) for _ in self._names]
         self._seen = 0
 
     def add(self, gradients: Sequence[Gradient], replica: int = 0) -> None:
@@ -93,12 +93,14 @@ class _Products:
     """Gradients of one parameter that are not multiplied yet.
 
     They wait until together they are half as large as the gradient: then the accumulator is read and written once for
-    all of them, and one long product is faster than several short ones. When that happens depends on sizes alone, so
-    the result does not depend on who computed what, and when.
+    all of them, and one long product is faster than several short ones. With four replicas or more, whose memory is to
+    be that of their activations, it is a quarter. When that happens depends on sizes alone, so the result does not
+    depend on who computed what, and when.
     """
 
-    def __init__(self, running: bool) -> None:
+    def __init__(self, running: bool, replicas: int) -> None:
         self._running = running
+        self._share = 4 if replicas >= 4 else 2
         self._waiting: list[Product] = []
         self._elements = 0
         self._added = 0
@@ -107,7 +109,7 @@ class _Products:
         return len(self._waiting)
 
     def add(self, product: Product, total: torch.Tensor) -> None:
-        if 2 * (self._elements + product.elements) > total.numel():
+        if self._share * (self._elements + product.elements) > total.numel():
             self._multiply(total)
         self._waiting.append(product)
         self._elements += product.elements

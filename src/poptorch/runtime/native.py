@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from poptorch._logging import logger
+from poptorch.compiler.codegen.biases import with_biases_apart
 from poptorch.compiler.codegen.factors import generate_factored
 from poptorch.compiler.codegen.inductor import Target
 from poptorch.compiler.codegen.interpret import Generated
@@ -106,9 +107,10 @@ def _generate(
     executable: Executable, program: Program, generate: Callable[[Program, Target], Generated], target: Target
 ) -> Generated:
     def make() -> Generated:
+        prepared = with_biases_apart(program) if program.training else program
         if not executable.accumulates:
-            return generate(program, target)
-        return generate_factored(program, lambda factored: generate(factored, target))
+            return generate(prepared, target)
+        return generate_factored(prepared, lambda factored: generate(factored, target))
 
     kind = [generate.__name__, executable.accumulates]
     generated = executable.code.obtain(piece_key(str(kind), program, None, target), program, make)
