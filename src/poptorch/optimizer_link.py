@@ -43,7 +43,8 @@ class OptimizerLink:
 
     def read_state(self) -> dict[str, torch.Tensor]:
         """Copies of the optimizer state on the device."""
-        return {name: tensor.clone() for name, tensor in self._device_state().items()}
+        rows = torch.contiguous_format  # whatever native code prefers
+        return {name: tensor.clone(memory_format=rows) for name, tensor in self._device_state().items()}
 
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""

@@ -46,6 +46,9 @@ class UpdateProgram:
     parameters: list[list[str]]
     """Names of the parameters that have a gradient, group by group."""
 
+    owners: list[str]
+    """The parameter of each tensor of the state, in the order of :func:`flat_arguments`."""
+
     graph_module: fx.GraphModule = field(repr=False)
     generated: Generated = field(repr=False)
 
@@ -95,7 +98,9 @@ def build_update(
     graph_module.graph.set_codegen(fx.graph.CodeGen())
     for node in graph_module.graph.nodes:
         set_info(node, OpInfo(sweep=Sweep.UPDATE))
-    return UpdateProgram([list(g) for g in names], graph_module, generate_flat(graph_module, "update", numerics))
+    owners = [name for group, state in zip(names, states, strict=True) for _ in state for name in group]
+    generated = generate_flat(graph_module, "update", numerics)
+    return UpdateProgram([list(g) for g in names], owners, graph_module, generated)
 
 
 def flat_arguments(

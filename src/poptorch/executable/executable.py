@@ -59,6 +59,9 @@ class Executable:
     step: Generated | None = None
     """A micro-batch and the update behind it as one piece of native code, where each is followed by one."""
 
+    formats: dict[str, torch.memory_format] = field(default_factory=dict)
+    """How the code in ``step`` wants a parameter and its optimizer state to lie in memory, where not in rows."""
+
     update_shards: list[UpdateShard] = field(default_factory=list)
     """The update in pieces, where replicas own shards of the optimizer's state."""
 

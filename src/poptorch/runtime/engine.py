@@ -11,6 +11,7 @@ import torch
 
 from poptorch.compiler.codegen.half import Weights
 from poptorch.compiler.codegen.interpret import generate_step
+from poptorch.compiler.codegen.layouts import with_format
 from poptorch.compiler.codegen.randomness import RandomSource, mix
 from poptorch.compiler.program import Role
 from poptorch.compiler.update import State, flat_arguments
@@ -54,7 +55,7 @@ class Engine:
         self._num_gradients = len(program.gradients)
         self._accumulator = GradientAccumulator(executable)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
-        self.optimizer_state: list[State] = []
+        self._optimizer_state: list[State] = []
         self.hyper: Sequence[Mapping[str, torch.Tensor]] = []
         self.loss_scale = torch.ones(())
         self.scaler: LossScaler | None = None
@@ -93,6 +94,21 @@ class Engine:
         """Run native code from the next call on."""
         to_native(self.executable, progress)
         self._run_micro_batch = self.executable.micro_batch.run
+        if self.executable.formats:
+            self._borrower.give_back(keep=False)  # what is moved cannot stay in the host's memory
+            self._arrange()
+
+    def _arrange(self) -> None:
+        """Let weights and optimizer state lie in memory as native code wants them."""
+        formats, update = self.executable.formats, self.executable.update
+        owned = list(self._by_name.items())
+        if self._optimizer_state and update is not None:
+            owned += zip(update.owners, flat_arguments((), (), self._optimizer_state, ()), strict=True)
+        for name, tensor in owned:
+            arranged = with_format(tensor, formats, name)
+            if arranged is not tensor:
+                tensor.set_(arranged.untyped_storage(), 0, arranged.shape, arranged.stride())
+        self._weights_changed()
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -121,6 +137,7 @@ class Engine:
 
         self._parameters = Weights(device_copy(name) for name in self._parameter_names)
         self._by_name = dict(zip(self._parameter_names, self._parameters, strict=True))
+        self._arrange()
         copies = self._loop.replicas if self.executable.private_buffers else 1
         private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
         self._buffers = private if copies > 1 else private * self._loop.replicas
@@ -167,6 +184,19 @@ class Engine:
     def parameter(self, name: str) -> torch.Tensor:
         """One device parameter."""
         return self._by_name[name]
+
+    def _copy_of(self, name: str) -> torch.Tensor:
+        return self.parameter(name).clone(memory_format=torch.contiguous_format)
+
+    @property
+    def optimizer_state(self) -> list[State]:
+        """The state of each parameter group."""
+        return self._optimizer_state
+
+    @optimizer_state.setter
+    def optimizer_state(self, states: list[State]) -> None:
+        self._optimizer_state = states
+        self._arrange()
 
     # -- random numbers ------------------------------------------------------------------------------------------
 
@@ -328,7 +358,7 @@ class Engine:
                 continue
             for step in range(last) if before else (last,):
                 for replica in range(self._loop.replicas):
-                    stream.put(Tick(iteration, step, replica), self.parameter(anchor.parameter).clone())
+                    stream.put(Tick(iteration, step, replica), self._copy_of(anchor.parameter))
 
     def _anchor(self, tick: Tick, streams: Sequence[OutputStream], values: Sequence[torch.Tensor]) -> None:
         inner = iter(values)
@@ -336,7 +366,7 @@ class Engine:
             if anchor.parameter is None:
                 stream.put(tick, next(inner))
             else:
-                stream.put(tick, self.parameter(anchor.parameter).clone())
+                stream.put(tick, self._copy_of(anchor.parameter))
 
     def _blocks(self, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:
         """The inputs of every micro-batch."""

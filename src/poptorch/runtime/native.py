@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 
 from poptorch._logging import logger
-from poptorch.compiler.codegen.biases import with_biases_apart
 from poptorch.compiler.codegen.factors import generate_factored
 from poptorch.compiler.codegen.inductor import Target
 from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.kernels import side_by_side
+from poptorch.compiler.codegen.layouts import weight_formats
 from poptorch.compiler.codegen.levels import target_for
 from poptorch.compiler.codegen.native import (
     generate_native,
@@ -66,6 +66,7 @@ class _Jobs:
             assert self._update is not None
             self._begin("step")
             executable.step = _generate_step(executable, self._update, target)
+            executable.formats = {} if executable.step is None else weight_formats(executable.program)
         if executable.plan is None and executable.step is None:
             self._begin("micro-batch")
             executable.micro_batch = _generate(executable, executable.program, generate_native, target)
@@ -107,10 +108,9 @@ def _generate(
     executable: Executable, program: Program, generate: Callable[[Program, Target], Generated], target: Target
 ) -> Generated:
     def make() -> Generated:
-        prepared = with_biases_apart(program) if program.training else program
         if not executable.accumulates:
-            return generate(prepared, target)
-        return generate_factored(prepared, lambda factored: generate(factored, target))
+            return generate(program, target)
+        return generate_factored(program, lambda factored: generate(factored, target))
 
     kind = [generate.__name__, executable.accumulates]
     generated = executable.code.obtain(piece_key(str(kind), program, None, target), program, make)

@@ -65,6 +65,16 @@ def decompose(function: Callable[..., tuple[Any, ...]], fakes: Sequence[torch.Te
     return plain(graph_module)
 
 
+def simplify(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Inductor's rewritings of graphs of both passes: scatters of a constant become comparisons, for example.
+
+    To be called within the fakes' mode.
+    """
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    return plain(joint_graph_passes(graph_module, torch.device("cpu")))
+
+
 def functional(function: Callable[..., tuple[Any, ...]], fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
     """The graph of a function that writes into its arguments, with all writes at the end."""
     with torch.no_grad():
@@ -78,7 +88,7 @@ def plain(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-class _AnyLayout(fx.Interpreter):
+class AnyLayout(fx.Interpreter):
     """Runs graphs on tensors that lie in memory otherwise than those they were recorded with."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -89,7 +99,7 @@ class _AnyLayout(fx.Interpreter):
 
 def replay(graph_module: fx.GraphModule) -> Callable[..., Any]:
     """A function that does what the graph does, operation by operation, whatever the layout of its arguments."""
-    interpreter = _AnyLayout(graph_module)
+    interpreter = AnyLayout(graph_module)
     return lambda *flat: interpreter.run(*flat, enable_io_processing=False)
 
 
@@ -153,11 +163,14 @@ def _settings(target: Target) -> Iterator[None]:
     """Assertions on sizes cost more than tiny kernels, and the shapes were checked when the program was called."""
     from torch._inductor import config
 
+    from poptorch.compiler.codegen.rewriting import BiasesApart  # Inductor is imported where it is needed, and so late
+
     changes = {
         "cpp.threads": target.threads,
         "cpp_wrapper": target.entry is Entry.CPP,
         "size_asserts": False,
         "nan_asserts": False,
+        "post_grad_custom_post_pass": BiasesApart(),
     }
     with config.patch(changes):
         yield

@@ -6,7 +6,7 @@ update of the weights, the update is part of the second: gradients are used as s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from poptorch.compiler.codegen.inductor import (
     fake_mode,
     functional,
     replay,
+    simplify,
 )
 from poptorch.compiler.codegen.interpret import Generated
+from poptorch.compiler.codegen.layouts import weight_formats, with_format
 from poptorch.compiler.codegen.optimizers import replay_update
 from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
 from poptorch.compiler.codegen.outlining import compile_outlined, find_repeat
@@ -75,15 +77,16 @@ def generate_native_piece(program: Program, target: Target) -> Generated:
 def generate_native_step(program: Program, update: UpdateProgram, target: Target) -> Generated | None:
     """``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs`` with the update.
 
-    The outputs are the program's without the gradients. ``None`` where forward and backward cannot be told apart, or
-    where equal layers are compiled once.
+    The outputs are the program's without the gradients. Weights and state must lie in memory as
+    :func:`~poptorch.compiler.codegen.layouts.weight_formats` says. ``None`` where forward and backward cannot be told
+    apart, or where equal layers are compiled once.
     """
     graph_module = _prepared(program)
     seed = _seed(program, graph_module)
     if seed is None or find_repeat(graph_module.graph) is not None:
         return None
     with fake_mode():
-        fakes = _fakes(program)
+        fakes = _formatted_fakes(program)
         kernel = _with_update(split(program, graph_module, seed, fakes), program, update, fakes, target)
     key = _key_of(program)
 
@@ -134,6 +137,12 @@ def _fakes(program: Program) -> list[torch.Tensor]:
     return [*fakes, torch.empty((), dtype=torch.int64)]
 
 
+def _formatted_fakes(program: Program) -> list[torch.Tensor]:
+    *fakes, key = _fakes(program)
+    formats = weight_formats(program)
+    return [*(with_format(f, formats, port.name) for f, port in zip(fakes, program.ports, strict=True)), key]
+
+
 def _fake_like(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
@@ -156,7 +165,7 @@ def _describe(program: Program, target: Target) -> str:
 def _in_one_graph(graph_module: fx.GraphModule, fakes: Sequence[torch.Tensor], target: Target) -> FlatRun:
     ordered = is_effectful(graph_module.graph)
     function = replay(with_tokens(graph_module) if ordered else graph_module)
-    graph_module = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes)
+    graph_module = simplify(decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes))
     kernel = compile_outlined(graph_module, fakes, target).run
     return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is nobody's result
 
@@ -199,7 +208,7 @@ def _with_update(
     handed = [i for i, view in zip(sweeps.saved, views, strict=True) if view is None]
     backward, step, gradients = replay(sweeps.backward), replay_update(update.graph_module), len(program.gradients)
     operand_fakes = [f for f, view in zip(operand_fakes, views, strict=True) if view is None]
-    state_fakes = [_fake_like(f) for f in _described(update.graph_module)[2 * len(names) :]]
+    state_fakes = _state_fakes(update, weight_formats(program))
     inner_fakes = [*operand_fakes, *(fakes[i] for i in updated), *state_fakes]
 
     def function(*flat: Any) -> tuple[Any, ...]:
@@ -219,11 +228,21 @@ def _with_update(
         seed = start(flat)
         weights = [flat[i] for i in updated]
         kept = forward(flat)
-        inputs = [seed if i < 0 else kept[i] for i in handed]
+        operands = [seed if i < 0 else kept[i] for i in handed]
         kept = kept[:results]
-        return (*kept, *kernel([*inputs, *weights, *state]))
+        operands += weights
+        operands += state
+        return (*kept, *kernel(operands))  # empties the list: nobody holds what the kernel is done with
 
     return run
+
+
+def _state_fakes(update: UpdateProgram, formats: Mapping[str, torch.memory_format]) -> list[torch.Tensor]:
+    """The optimizer's state, which lies in memory as the weights do, and its hyper-parameters."""
+    fakes = [_fake_like(f) for f in _described(update.graph_module)[2 * sum(map(len, update.parameters)) :]]
+    for index, owner in enumerate(update.owners):
+        fakes[index] = with_format(fakes[index], formats, owner)
+    return fakes
 
 
 def _forward(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target) -> tuple[FlatRun, list[torch.Tensor]]:

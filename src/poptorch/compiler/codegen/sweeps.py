@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.codegen.inductor import decompose, plain
+from poptorch.compiler.codegen.inductor import AnyLayout, contiguous, decompose, plain, simplify
 from poptorch.compiler.opinfo import Sweep, info_of
 from poptorch.compiler.passes.graphs import is_view
 from poptorch.compiler.program import Program, Role, is_write
@@ -90,7 +90,7 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
     results = len(program.results)
     function = _without_writes(graph_module, writes, seed, results)
     seed_fake = torch.empty(seed.shape, dtype=seed.dtype)
-    joint = decompose(function, [*fakes, seed_fake])
+    joint = simplify(decompose(function, [*fakes, seed_fake]))
     _name_placeholders(joint)
     forward, backward = min_cut_rematerialization_partition(
         joint, [*fakes, seed_fake], num_fwd_outputs=results + len(writes)
@@ -133,7 +133,7 @@ def _without_writes(
     skipped = {w.node for w in writes}
     name = seed.node.name if seed.port is None else None
 
-    class Replay(fx.Interpreter):
+    class Replay(AnyLayout):
         seed_value: Any = None
 
         def run_node(self, n: fx.Node) -> Any:
@@ -150,7 +150,7 @@ def _without_writes(
         outputs = interpreter.run(*inputs, enable_io_processing=False)
         written = [interpreter.env[w.value] for w in writes]
         interpreter.env.clear()
-        return (*outputs[:results], *written, *outputs[results:])
+        return (*map(contiguous, outputs[:results]), *written, *outputs[results:])
 
     return function
 
