@@ -3,6 +3,7 @@
     PYTHONPATH=src python bench/multi_ipu.py            # the table
     PYTHONPATH=src python bench/multi_ipu.py --level interpret
     PYTHONPATH=src python bench/multi_ipu.py --memory   # only peak memory on 16 virtual IPUs
+    PYTHONPATH=src python bench/multi_ipu.py --draw docs/images/pipeline.svg  # the picture in the documentation
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
 
 Every row is one comparison in one run on the same work: the same model, the same global batch, the same optimizer.
@@ -313,6 +314,23 @@ def measure_memory(kind: str, shape: Shape, recompute: bool) -> None:
     print(found["peak"], found["live"], scheduled_stash_bytes(runner.plan, runner.graph) / MIB)
 
 
+def draw(path: str, quick: bool, steps: int) -> None:
+    """The schedule of the fastest of some steps of the MLP on four IPUs."""
+    shape = (QUICK if quick else SHAPES)["mlp"]
+    executor = make_executor("mlp", shape, stages=4, replicas=1, micro_batches=MICRO_BATCHES, recompute=True)
+    data = batch("mlp", shape, MICRO_BATCHES)
+    fastest = float("inf")
+    executor(*data)
+    for _ in range(steps):
+        start = time.perf_counter()
+        executor(*data)
+        taken = time.perf_counter() - start
+        if taken < fastest:
+            fastest = taken
+            text = executor.drawSchedule(path)
+    print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps: only to see that it runs")
@@ -320,6 +338,7 @@ def main() -> None:
     parser.add_argument("--level", choices=("interpret", "native"), default="native", help="the code of our programs")
     parser.add_argument("--kinds", nargs="*", choices=tuple(SHAPES), default=tuple(SHAPES))
     parser.add_argument("--memory", action="store_true", help="only the table of memory")
+    parser.add_argument("--draw", metavar="FILE", help="only the schedule of a 4-stage pipeline")
     parser.add_argument("--worker", choices=("pipelining", "ddp", "memory"), help=argparse.SUPPRESS)
     parser.add_argument("--keep-all", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
@@ -327,7 +346,9 @@ def main() -> None:
     steps = arguments.steps or (3 if arguments.quick else 20)
     if arguments.worker is None:
         os.environ["POPTORCH_CODEGEN"] = arguments.level
-        if arguments.memory:
+        if arguments.draw:
+            draw(arguments.draw, arguments.quick, steps)
+        elif arguments.memory:
             memory_table(arguments.quick, arguments.kinds)
         else:
             table(arguments.quick, steps, arguments.level, arguments.kinds)
