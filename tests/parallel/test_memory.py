@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
+from poptorch.compiler.codegen import levels
 from poptorch.executable.locations import Category
 from poptorch.runtime import workers
 from poptorch.runtime.residency import scheduled_stash_bytes
@@ -284,3 +285,64 @@ def test_off_chip_without_phases():
     assert "Accl1___layers.0.weight" in names
     assert not any("bias" in name for name in names)
     assert "streaming memory" in str(executor._build.executable.memory)
+
+
+# -- one IPU -------------------------------------------------------------------------------------------------------
+
+
+class Tall(nn.Module):
+    """Many layers with large activations and small weights."""
+
+    LAYERS = 24
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(self.LAYERS))
+
+    def forward(self, x, target):
+        for index, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if index % 4 == 3 and index + 1 < self.LAYERS:
+                x = poptorch.recomputationCheckpoint(x)
+        return nn.functional.mse_loss(x, target)
+
+
+def step_of_tall(monkeypatch, mode):
+    """The most bytes that were alive at once during a step, and losses."""
+    torch.manual_seed(0)
+    counting: list[Allocations] = []
+    allocate = torch._C._dynamo.guards._empty_strided_cpu
+
+    def empty(*args):
+        """What native code calls for memory, unseen by dispatch modes."""
+        tensor = allocate(*args)
+        for allocations in counting:
+            allocations._born(tensor.untyped_storage())
+        return tensor
+
+    model = Tall()
+    options = poptorch.Options()
+    options._Popart.set("autoRecomputation", mode)
+    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = torch.randn(1024, 16), torch.randn(1024, 16)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", empty)
+        losses = [executor(*data).item()]
+        with Allocations() as allocations:
+            counting.append(allocations)
+            losses.append(executor(*data).item())
+            counting.clear()
+    return allocations.peak, losses
+
+
+@pytest.mark.parametrize("level", ["interpret", "native"])
+def test_recomputation_lowers_the_memory_of_a_step(monkeypatch, level):
+    monkeypatch.setenv("POPTORCH_CODEGEN", level)
+    monkeypatch.setattr(levels, "_SMALL_SECONDS", 0.0)  # Python between the kernels: it can be watched
+    activation = 1024 * 16 * 4
+    without, expected = step_of_tall(monkeypatch, 0)
+    assert without >= Tall.LAYERS * activation
+    for mode, share in ((1, 0.65), (4, 0.45)):  # what crosses a few borders is kept; only what is marked is kept
+        peak, losses = step_of_tall(monkeypatch, mode)
+        assert 3 * activation <= peak <= share * without, mode
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)

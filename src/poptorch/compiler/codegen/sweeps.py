@@ -83,8 +83,11 @@ def find_seed(program: Program, graph_module: fx.GraphModule) -> Seed | None:
 
 
 def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Sequence[torch.Tensor]) -> Sweeps:
-    """Cut the program; ``graph_module`` is its graph with a random key, ``fakes`` describe the placeholders."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    """Cut the program; ``graph_module`` is its graph with a random key, ``fakes`` describe the placeholders.
+
+    What is kept is the partitioner's choice, unless the program says itself which operations run again.
+    """
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     writes = [_Write.of(n, graph_module) for n in graph_module.graph.nodes if n.op == "call_function" and is_write(n)]
     results = len(program.results)
@@ -92,9 +95,11 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
     seed_fake = torch.empty(seed.shape, dtype=seed.dtype)
     joint = simplify(decompose(function, [*fakes, seed_fake]))
     _name_placeholders(joint)
-    forward, backward = min_cut_rematerialization_partition(
-        joint, [*fakes, seed_fake], num_fwd_outputs=results + len(writes)
-    )
+    cut: Any = min_cut_rematerialization_partition
+    if any(info_of(node).recomputed for node in program.operations()):
+        cut = default_partition  # the other one would find the same operations twice, and do them once
+        _mark_forward(joint, results + len(writes))
+    forward, backward = cut(joint, [*fakes, seed_fake], num_fwd_outputs=results + len(writes))
     kept = _write_at_the_end(forward, writes, results)
     inputs = [_position(n) for n in forward.graph.find_nodes(op="placeholder")]
     saved = [
@@ -162,6 +167,18 @@ def _name_placeholders(joint: fx.GraphModule) -> None:
         name = _SEED if position == len(placeholders) - 1 else f"{_INPUT}{position}"
         node.target = node.name = name
     joint.recompile()
+
+
+def _mark_forward(joint: fx.GraphModule, outputs: int) -> None:
+    """Tell the partitioner which operations the first outputs need; all others belong to the backward pass."""
+    joint.graph.eliminate_dead_code()
+    values = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
+    queue = [v for v in values[:outputs] if isinstance(v, fx.Node)]
+    while queue:
+        node = queue.pop()
+        if "partitioner_tag" not in node.meta:
+            node.meta["partitioner_tag"] = "is_forward"
+            queue += node.all_input_nodes
 
 
 def _position(placeholder: fx.Node) -> int:
