@@ -229,11 +229,21 @@ def test_accumulation_and_inference(cached):
     assert compiled == 0
     assert torch.equal(first, again)
     assert run(cached, accumulation=2, lr=0.5)[1] == 0
+    assert run(cached, accumulation=2, steps=3)[1] == 0
     first, compiled = run(cached, training=False)
     assert compiled == 1
     again, compiled = run(cached, training=False)
     assert compiled == 0
     assert torch.equal(first, again)
+
+
+@pytest.mark.usefixtures("natively")
+def test_another_number_of_micro_batches_compiles_the_update_alone(cached, tmp_path, monkeypatch):
+    """It divides by that number, which is compiled in as any constant attribute; the micro-batch is the same."""
+    monkeypatch.setattr(cache, "local_folder", lambda: cache.Folder(tmp_path / "pieces"))
+    assert run(cached, accumulation=2)[1] == 2
+    assert run(cached, accumulation=3)[1] == 1
+    assert run(cached, accumulation=3)[1] == 0
 
 
 @pytest.mark.usefixtures("natively")

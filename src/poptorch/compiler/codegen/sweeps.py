@@ -95,7 +95,7 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
     seed_fake = torch.empty(seed.shape, dtype=seed.dtype)
     joint = simplify(decompose(function, [*fakes, seed_fake]))
     _name_placeholders(joint)
-    cut: Any = min_cut_rematerialization_partition
+    cut: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = min_cut_rematerialization_partition
     if any(info_of(node).recomputed for node in program.operations()):
         cut = default_partition  # the other one would find the same operations twice, and do them once
         _mark_forward(joint, results + len(writes))
