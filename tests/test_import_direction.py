@@ -53,6 +53,9 @@ ALLOWED: dict[str, set[str]] = {
     "instrumentation": {*FOUNDATION, "outputs"},
     "compilation": {*FOUNDATION, "options", "placement", "ops", "optim", "capture", "compiler", "executable"},
     "optimizer_link": {*FOUNDATION, "optim", "compiler", "compilation", "executable", "runtime"},
+    "weight_transfer": {
+        *FOUNDATION, "options", "capture", "compilation", "executable", "runtime", "optimizer_link", "instrumentation",
+    },
     "inspection": {*FOUNDATION, "compiler", "compilation", "executable", "runtime"},
     "exporting": {
         *FOUNDATION, "ops", "capture", "compiler", "compilation", "executable", "runtime", "optimizer_link",
