@@ -170,9 +170,15 @@ def main() -> None:
         data["results"] = [r for r in data["results"] if (r["workload"], r["mode"]) != (workload, mode)] + [row]
         print(workload, mode, {k: round(v, 3) for k, v in row["ms"].items()}, row["failed"] or "", flush=True)
         if output is not None:
-            write_atomically(output.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
-            write_atomically(output.with_suffix(".md"), results.report(data))
+            _save(output, data)
+    if output is not None:
+        _save(output, data)  # also when there was nothing left to do
     print(results.report(data))
+
+
+def _save(output: Path, data: dict[str, Any]) -> None:
+    write_atomically(output.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+    write_atomically(output.with_suffix(".md"), results.report(data))
 
 
 if __name__ == "__main__":
