@@ -140,12 +140,12 @@ def _find_instruction_set() -> None:
     """Find out what the compiler can compile for, beginning with all that the processor has.
 
     Inductor would also try everything less, for seconds each. But whoever can use AVX-512 with extensions can use it
-    without them, and AVX2.
+    without them, and AVX2. A compiler that is older than the processor is left to Inductor.
     """
     from torch._inductor import config, cpu_vec_isa
 
     offered = set(cpu_vec_isa.x86_isa_checker())  # empty for other processors, which have one candidate each
     sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if offered.issuperset(str(isa).split())]
-    if any(sets):  # each is tried when it is asked whether it is true
+    if sets and sets[0]:  # the widest; it is tried when it is asked whether it is true
         with config.patch({"cpp.vec_isa_ok": True}):
             cpu_vec_isa.valid_vec_isa_list()
