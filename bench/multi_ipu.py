@@ -7,19 +7,22 @@
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
 
 Every row is one comparison in one run on the same work: the same model, the same global batch, the same optimizer.
-Ratios above one mean that we are faster. Nothing else should run on the machine.
+Contenders take turns of a few steps, and medians are compared. Ratios above one mean that we are faster. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
     import poptorch
 
 MICRO_BATCHES = 8
+STEPS = 4
+"""In one turn."""
+
+Step = Callable[[], object]
+Turn = Callable[[int], float]
+"""Runs so many steps; the median of their seconds."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +104,9 @@ def batch(kind: str, shape: Shape, micro_batches: int) -> tuple[torch.Tensor, to
     return torch.randn(size, generator=generator), torch.randn(size, generator=generator)
 
 
-def seconds_per_step(step: Callable[[], object], steps: int) -> float:
-    """The median of some steps, after warming up."""
-    for _ in range(max(2, steps // 4)):
-        step()
+def seconds_per_step(step: Step, steps: int) -> float:
+    """The median of some steps, after one that nobody counts: others have used the caches."""
+    step()
     times = []
     for _ in range(steps):
         start = time.perf_counter()
@@ -113,21 +121,17 @@ def seconds_per_step(step: Callable[[], object], steps: int) -> float:
 def ours(
     kind: str,
     shape: Shape,
-    steps: int,
     *,
     stages: int = 1,
     replicas: int = 1,
     micro_batches: int,
     recompute: bool = True,
-) -> float:
+) -> Step:
     executor = make_executor(
         kind, shape, stages=stages, replicas=replicas, micro_batches=micro_batches, recompute=recompute
     )
     data = batch(kind, shape, micro_batches)
-    try:
-        return seconds_per_step(lambda: executor(*data), steps)
-    finally:
-        executor.destroy()
+    return lambda: executor(*data)
 
 
 def make_executor(
@@ -147,7 +151,7 @@ def make_executor(
 # -- peers, each in two processes of this file ---------------------------------------------------------------------
 
 
-def pipelining_worker(kind: str, shape: Shape, steps: int) -> float:
+def pipelining_worker(kind: str, shape: Shape) -> Step:
     """One of two processes of ``torch.distributed.pipelining`` with the 1F1B schedule."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -171,10 +175,10 @@ def pipelining_worker(kind: str, shape: Shape, steps: int) -> float:
         optimizer.step()
         dist.barrier()
 
-    return seconds_per_step(step, steps)
+    return step
 
 
-def ddp_worker(kind: str, shape: Shape, steps: int) -> float:
+def ddp_worker(kind: str, shape: Shape) -> Step:
     """One of two processes of ``DistributedDataParallel``; gradients are exchanged once per update."""
     import contextlib
 
@@ -194,10 +198,10 @@ def ddp_worker(kind: str, shape: Shape, steps: int) -> float:
                 (model(x[index], target[index]) / half).backward()
         optimizer.step()
 
-    return seconds_per_step(step, steps)
+    return step
 
 
-def eager(kind: str, shape: Shape, steps: int) -> float:
+def eager(kind: str, shape: Shape) -> Step:
     """The same work in one process with all cores inside operations."""
     torch.manual_seed(0)
     model = Annotated(Body(kind, shape), 1)
@@ -210,37 +214,54 @@ def eager(kind: str, shape: Shape, steps: int) -> float:
             (model(inputs, wanted) / MICRO_BATCHES).backward()
         optimizer.step()
 
-    return seconds_per_step(step, steps)
+    return step
 
 
-def two_processes(worker: str, kind: str, quick: bool, steps: int) -> float:
-    """Start this file twice under gloo; the slower process counts."""
-    port = 29500 + os.getpid() % 500
-    command = [sys.executable, __file__, "--worker", worker, "--kind", kind, "--steps", str(steps)]
-    command += ["--quick"] if quick else []
-    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    base["OMP_NUM_THREADS"] = "1"
-    processes = [
-        subprocess.Popen(command, env={**base, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in (0, 1)
-    ]
-    try:
-        outputs = [p.communicate(timeout=600)[0] for p in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-    if any(p.returncode for p in processes):
-        raise RuntimeError(f"{worker} failed")
-    return max(float(output.split()[-1]) for output in outputs)
+class TwoProcesses:
+    """This file twice under gloo, waiting for its turns."""
+
+    def __init__(self, worker: str, kind: str, quick: bool) -> None:
+        self._worker = worker
+        command = [sys.executable, __file__, "--worker", worker, "--kind", kind, *["--quick"] * quick]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        base["OMP_NUM_THREADS"] = "1"
+        self._processes = [
+            subprocess.Popen(
+                command, env={**base, "RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for rank in (0, 1)
+        ]
+
+    def turn(self, steps: int) -> float:
+        """Seconds of one of some steps; the slower process counts."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{steps}\n")
+            process.stdin.flush()
+        lines = [process.stdout.readline() for process in self._processes if process.stdout is not None]
+        if not all(lines):
+            raise RuntimeError(f"{self._worker} failed")
+        return max(map(float, lines))
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
 
 
-def run_worker(name: str, kind: str, shape: Shape, steps: int) -> None:
+def run_worker(name: str, kind: str, shape: Shape) -> None:
+    """A peer's process: as many steps as each line of the input says."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        print({"pipelining": pipelining_worker, "ddp": ddp_worker}[name](kind, shape, steps))
+        step = {"pipelining": pipelining_worker, "ddp": ddp_worker}[name](kind, shape)
+        for line in sys.stdin:
+            print(seconds_per_step(step, int(line)), flush=True)
     finally:
         dist.destroy_process_group()
 
@@ -254,31 +275,63 @@ def row(name: str, mine: float, other: float, wanted: float) -> None:
     print(f"{name:<58} {mine * 1e3:>9.2f} {other * 1e3:>9.2f} {ratio:>7.2f}x  goal {wanted:.2f}x{mark}", flush=True)
 
 
-def table(quick: bool, steps: int, level: str, kinds: Sequence[str]) -> None:
+def table(quick: bool, rounds: int, level: str, kinds: Sequence[str]) -> None:
     shapes = QUICK if quick else SHAPES
     print(f"{f'ms per step, level {level}':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
     for kind in kinds:
-        shape = shapes[kind]
-        pipeline = ours(kind, shape, steps, stages=2, micro_batches=MICRO_BATCHES)
-        kept = ours(kind, shape, steps, stages=2, micro_batches=MICRO_BATCHES, recompute=False)
-        single = ours(kind, shape, steps, micro_batches=MICRO_BATCHES)
-        peer = two_processes("pipelining", kind, quick, steps)
-        row(f"{kind}: 2 stages against torch pipelining", pipeline, peer, 1.5)
-        row(f"{kind}: 2 stages, nothing recomputed, same", kept, peer, 1.5)
-        row(f"{kind}: 2 stages against our one IPU", pipeline, single, 1.0)
-        row(f"{kind}: 2 stages, nothing recomputed, same", kept, single, 1.0)
-        replicated = ours(kind, shape, steps, replicas=2, micro_batches=MICRO_BATCHES)
-        row(f"{kind}: 2 replicas against DDP", replicated, two_processes("ddp", kind, quick, steps), 1.3)
-        row(f"{kind}: 2 replicas against eager, one process", replicated, eager(kind, shape, steps), 1.0)
-        many = 4 * MICRO_BATCHES  # a pipeline of 4 stages needs 7 micro-batches on each of 4 replicas
-        sixteen = ours(kind, shape, steps, stages=4, replicas=4, micro_batches=many)
-        kept = ours(kind, shape, steps, stages=4, replicas=4, micro_batches=many, recompute=False)
-        one = ours(kind, shape, steps, micro_batches=many)
-        row(f"{kind}: 16 IPUs (4 stages x 4 replicas) against 1", sixteen, one, 0.85)
-        row(f"{kind}: 16 IPUs, nothing recomputed, same", kept, one, 0.85)
+        peers = {name: TwoProcesses(name, kind, quick) for name in ("pipelining", "ddp")}
+        try:
+            times = take_turns(contenders(kind, shapes[kind], peers), rounds)
+        finally:
+            for peer in peers.values():
+                peer.end()
+        for name, mine, other, goal in COMPARISONS:
+            row(f"{kind}: {name}", times[mine], times[other], goal)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MiB")
     memory_table(quick, kinds)
+
+
+COMPARISONS = (
+    ("2 stages against torch pipelining", "pipeline", "pipelining", 1.5),
+    ("2 stages, nothing recomputed, same", "pipeline, kept", "pipelining", 1.5),
+    ("2 stages against our one IPU", "pipeline", "one", 1.0),
+    ("2 stages, nothing recomputed, same", "pipeline, kept", "one", 1.0),
+    ("2 replicas against DDP", "replicas", "ddp", 1.3),
+    ("2 replicas against eager, one process", "replicas", "eager", 1.0),
+    ("16 IPUs (4 stages x 4 replicas) against 1", "sixteen", "one, four times", 0.85),
+    ("16 IPUs, nothing recomputed, same", "sixteen, kept", "one, four times", 0.85),
+)
+
+
+def contenders(kind: str, shape: Shape, peers: Mapping[str, TwoProcesses]) -> dict[str, Turn]:
+    """Everybody, ready to run some steps."""
+    few, many = MICRO_BATCHES, 4 * MICRO_BATCHES  # 4 stages need 7 micro-batches on each of 4 replicas
+    steps = {
+        "pipeline": ours(kind, shape, stages=2, micro_batches=few),
+        "pipeline, kept": ours(kind, shape, stages=2, micro_batches=few, recompute=False),
+        "one": ours(kind, shape, micro_batches=few),
+        "replicas": ours(kind, shape, replicas=2, micro_batches=few),
+        "eager": eager(kind, shape),
+        "sixteen": ours(kind, shape, stages=4, replicas=4, micro_batches=many),
+        "sixteen, kept": ours(kind, shape, stages=4, replicas=4, micro_batches=many, recompute=False),
+        "one, four times": ours(kind, shape, micro_batches=many),
+    }
+    return {
+        **{name: functools.partial(seconds_per_step, step) for name, step in steps.items()},
+        **{name: peer.turn for name, peer in peers.items()},
+    }
+
+
+def take_turns(turns: Mapping[str, Turn], rounds: int) -> dict[str, float]:
+    """Medians; a noisy moment of the machine hits everybody."""
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for turn in turns.values():
+        turn(2)  # compiles
+    for _ in range(rounds):
+        for name, turn in turns.items():
+            times[name].append(turn(STEPS))
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def memory_table(quick: bool, kinds: Sequence[str]) -> None:
@@ -314,14 +367,14 @@ def measure_memory(kind: str, shape: Shape, recompute: bool) -> None:
     print(found["peak"], found["live"], scheduled_stash_bytes(runner.plan, runner.graph) / MIB)
 
 
-def draw(path: str, quick: bool, steps: int) -> None:
+def draw(path: str, quick: bool) -> None:
     """The schedule of the fastest of some steps of the MLP on four IPUs."""
     shape = (QUICK if quick else SHAPES)["mlp"]
     executor = make_executor("mlp", shape, stages=4, replicas=1, micro_batches=MICRO_BATCHES, recompute=True)
     data = batch("mlp", shape, MICRO_BATCHES)
     fastest = float("inf")
     executor(*data)
-    for _ in range(steps):
+    for _ in range(3 if quick else 20):
         start = time.perf_counter()
         executor(*data)
         taken = time.perf_counter() - start
@@ -334,7 +387,7 @@ def draw(path: str, quick: bool, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps: only to see that it runs")
-    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--rounds", type=int, default=None, help="turns of each contender (default: 7)")
     parser.add_argument("--level", choices=("interpret", "native"), default="native", help="the code of our programs")
     parser.add_argument("--kinds", nargs="*", choices=tuple(SHAPES), default=tuple(SHAPES))
     parser.add_argument("--memory", action="store_true", help="only the table of memory")
@@ -343,21 +396,21 @@ def main() -> None:
     parser.add_argument("--keep-all", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    steps = arguments.steps or (3 if arguments.quick else 20)
+    rounds = arguments.rounds or (1 if arguments.quick else 7)
     if arguments.worker is None:
         os.environ["POPTORCH_CODEGEN"] = arguments.level
         if arguments.draw:
-            draw(arguments.draw, arguments.quick, steps)
+            draw(arguments.draw, arguments.quick)
         elif arguments.memory:
             memory_table(arguments.quick, arguments.kinds)
         else:
-            table(arguments.quick, steps, arguments.level, arguments.kinds)
+            table(arguments.quick, rounds, arguments.level, arguments.kinds)
         return
     shape = (QUICK if arguments.quick else SHAPES)[arguments.kind]
     if arguments.worker == "memory":
         measure_memory(arguments.kind, shape, not arguments.keep_all)
     else:
-        run_worker(arguments.worker, arguments.kind, shape, steps)
+        run_worker(arguments.worker, arguments.kind, shape)
 
 
 if __name__ == "__main__":
