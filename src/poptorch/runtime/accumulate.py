@@ -109,10 +109,10 @@ class _Products:
         return len(self._waiting)
 
     def add(self, product: Product, total: torch.Tensor) -> None:
-        if self._share * (self._elements + product.elements) > total.numel():
-            self._multiply(total)
         self._waiting.append(product)
         self._elements += product.elements
+        if self._share * (self._elements + product.elements) > total.numel():  # the next one would be too many
+            self._multiply(total)
 
     def finish(self, total: torch.Tensor) -> None:
         self._multiply(total)
