@@ -45,7 +45,7 @@ def test_the_measured_order_respects_the_data(pipelined):
     by_index = {s.task.index: s for s in spans}
     for index, needed in enumerate(pipelined._engine.parallel.graph.waits_for):
         for other in needed:
-            assert by_index[other].end <= by_index[index].start
+            assert by_index[other].released <= by_index[index].start
 
 
 def test_svg(pipelined, tmp_path):
@@ -100,9 +100,9 @@ def test_png_rows_are_where_their_labels_say():
 
 def test_short_jobs_show_their_letter():
     spans = [
-        Span(Task(0, Job.parse("10F@0"), 0, 0, 0, 0), 0, 0.0, 0.001),
-        Span(Task(1, Job.parse("10B@0"), 0, 0, 1, 1), 0, 0.001, 0.070),
-        Span(Task(2, Job.parse("11F@0"), 0, 0, 0, 2), 0, 0.070, 0.072),
+        Span(Task(0, Job.parse("10F@0"), 0, 0, 0, 0), 0, 0.0, 0.001, 0.001),
+        Span(Task(1, Job.parse("10B@0"), 0, 0, 1, 1), 0, 0.001, 0.070, 0.070),
+        Span(Task(2, Job.parse("11F@0"), 0, 0, 0, 2), 0, 0.070, 0.072, 0.072),
     ]
     assert gantt.as_text([], spans).splitlines()[-1] == "IPU0 | F10B" + "-" * 66 + "F-"
 
@@ -148,7 +148,7 @@ def test_before_compilation():
 def test_jobs_of_one_ipu_that_overlap_have_rows_of_their_own():
     job = Job(0, Kind.FORWARD, 0)
     times = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)]
-    spans = [Span(Task(i, job, 0, 0, 0, i), i % 2, start, end) for i, (start, end) in enumerate(times)]
+    spans = [Span(Task(i, job, 0, 0, 0, i), i % 2, start, end, end) for i, (start, end) in enumerate(times)]
     chart = gantt.measured_chart(spans)
     assert chart.rows == ["IPU0", "IPU0 (2)"]
     assert [bar.row for bar in chart.bars] == ["IPU0", "IPU0 (2)", "IPU0"]

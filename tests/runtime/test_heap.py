@@ -34,4 +34,4 @@ def test_pages_are_not_mapped_again_in_every_step():
         found[keep] = done.stdout.split()
     assert found["0"][0] == "False"
     assert found["1"][0] == "True"
-    assert int(found["1"][1]) < 100
+    assert 10 * int(found["1"][1]) < int(found["0"][1])  # not none at all: a block may find another place once

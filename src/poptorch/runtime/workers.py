@@ -32,6 +32,8 @@ class Span:
     worker: int
     start: float
     end: float
+    released: float
+    """When its results were there for others; gradients are added after that."""
 
 
 @dataclass
@@ -109,9 +111,10 @@ class _Run:
     def _run(self, task: Task, worker: int) -> None:
         start = time.perf_counter()
         rest = self.execute(task)
+        released = time.perf_counter()
         self._release(task, busy=rest is not None)
         pieces = () if rest is None else rest()
-        self.spans.append(Span(task, worker, start, time.perf_counter()))
+        self.spans.append(Span(task, worker, start, time.perf_counter(), released))
         self._done(pieces)
 
     def _release(self, task: Task, busy: bool) -> None:
