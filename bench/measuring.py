@@ -90,7 +90,7 @@ def machine() -> dict[str, object]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": _commit(),
+        "commit": commit(),
     }
     for threads in (1, 2):
         facts[f"GEMM peak, {threads} thread{'s' * (threads > 1)}"] = f"{gemm_peak(threads):.0f} GFLOP/s"
@@ -116,7 +116,9 @@ def gemm_peak(threads: int, size: int = 1536, repeats: int = 12) -> float:
     return 2 * size**3 / fastest / 1e9
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What was measured."""
+
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout
 

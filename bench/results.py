@@ -1,7 +1,7 @@
 """The rows of bench/results.json: who is in them, the ratios between them, and the tables made from them.
 
 A row is one workload in one mode: ``ms`` (median milliseconds a step), ``failed`` (why there is no figure) and
-``memory`` (MiB, see memory.py), each by contender.
+``memory`` (MiB, see memory.py), each by contender; and the ``commit`` that the times are of.
 """
 
 from __future__ import annotations
@@ -127,10 +127,21 @@ def failures(rows: list[Row]) -> Iterator[str]:
             yield f"{row['workload']} {row['mode']}, {TITLES[name]}: {reason}"
 
 
+def of_other_commits(data: dict[str, Any]) -> Iterator[str]:
+    """What an interrupted run that went on later must say."""
+    others: dict[str, list[str]] = {}
+    for row in data["results"]:
+        if row.get("commit") != data["machine"]["commit"]:
+            others.setdefault(row.get("commit", "an earlier commit"), []).append(f"{row['workload']} {row['mode']}")
+    for commit, names in others.items():
+        yield f"measured at {commit}: {', '.join(names)}"
+
+
 def report(data: dict[str, Any]) -> str:
     """The whole of bench/results.md."""
     rows = data["results"]
     facts = [f"- {key}: {value}" for key, value in data["machine"].items()]
+    facts += [f"- {line}" for line in of_other_commits(data)]
     parts = [
         "# Benchmark results",
         "Medians of milliseconds a step, contenders in turn in one process. Ratios of times say how many times as fast "

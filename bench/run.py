@@ -2,12 +2,14 @@
 
     make bench                                       # everything; writes bench/results.json and bench/results.md
     make bench ARGS=--resume                         # goes on where an interrupted run stopped
+    make bench ARGS=--prepare                        # the part that needs no quiet machine; then --resume
     python bench/run.py lstm --modes train-sgd       # single rows, printed only (--output NAME writes them)
 
 A row is a workload in a mode. Each contender first runs in a process of its own, which measures its memory (see
 memory.py), fills the compiler's cache and shows whether it works at all: one that fails, or a ``max-autotune`` that
 does not finish compiling within the limit, is written as such in the table. Then all of them take turns in one
 process, so that a noisy moment of the machine hits everybody, and medians are compared; warm-up is not timed.
+``--prepare`` does the first part for all rows, ``--resume`` then finds the memory and the compiled code.
 
 Rows are saved as they are done. A run starts with an empty compiler cache (build/bench-cache), unless it resumes.
 """
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import results
-from measuring import CACHE, HERE, gemm_peak, in_a_process, machine, take_turns, write_atomically
+from measuring import CACHE, HERE, commit, gemm_peak, in_a_process, machine, take_turns, write_atomically
 from results import MODES, contenders_of
 
 WARM_UP = 3
@@ -92,34 +94,34 @@ def measure_times(workload: str, mode: str, names: list[str], rounds: int, secon
     }
 
 
-def measure_row(workload: str, mode: str, arguments: argparse.Namespace) -> results.Row:
-    """Everything about one workload in one mode."""
-    names = [n for n in contenders_of(mode) if n in arguments.contenders]
-    memory: dict[str, Any] = {}
-    failed: dict[str, str] = {}
+def prepare_row(row: results.Row, arguments: argparse.Namespace) -> None:
+    """Run each contender that the row does not know yet alone: its memory, or why it failed."""
+    workload, mode = row["workload"], row["mode"]
+    names = [n for n in contenders_of(mode) if n in arguments.contenders and n not in row["memory"]]
+    if not arguments.memory:
+        names = [n for n in names if n.startswith("compile")]
 
     def alone(name: str) -> None:
         limit = arguments.limit if name == "compile-max" else LIMIT
         got = in_a_process([__file__, "--memory-of", workload, mode, name], limit)
-        if "error" in got:
-            failed[name] = got["error"]
-        else:
-            memory[name] = got
+        row["failed" if "error" in got else "memory"][name] = got.get("error", got)
 
-    first = names if arguments.memory else [n for n in names if n.startswith("compile")]
+    names = [n for n in names if n not in row["failed"]]
     with ThreadPoolExecutor(2) as pool:  # memory does not depend on the time: two at once
-        list(pool.map(alone, [n for n in first if n != "compile-max"]))
-    if "compile-max" in first:  # measures kernels while it compiles: on a quiet machine, please
+        list(pool.map(alone, [n for n in names if n != "compile-max"]))
+    if "compile-max" in names:  # measures kernels while it compiles: on a quiet machine, please
         alone("compile-max")
 
-    going = [n for n in names if n not in failed]
+
+def time_row(row: results.Row, arguments: argparse.Namespace) -> None:
+    """Let the contenders that work take turns."""
+    going = [n for n in contenders_of(row["mode"]) if n in arguments.contenders and n not in row["failed"]]
     settings = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds)]
-    row = in_a_process([__file__, "--times-of", workload, mode, *going, *settings], LIMIT)
-    if "error" in row:
-        row = {"ms": {}, "failed": dict.fromkeys(going, row["error"])}
-    row["failed"] = {**failed, **row["failed"]}
-    ordered = {n: memory[n] for n in names if n in memory} if arguments.memory else {}
-    return {"workload": workload, "mode": mode, **row, "memory": ordered}
+    got = in_a_process([__file__, "--times-of", row["workload"], row["mode"], *going, *settings], LIMIT)
+    if "error" in got:
+        got = {"ms": {}, "failed": dict.fromkeys(going, got["error"])}
+    row.update({**got, "failed": {**row["failed"], **got["failed"]}, "commit": commit()})
+    row["memory"] = {n: row["memory"][n] for n in contenders_of(row["mode"]) if n in row["memory"]}
 
 
 def parsed() -> argparse.Namespace:
@@ -132,6 +134,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.12, help="time of one turn (default: 0.12)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for max-autotune to compile (default: 300)")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure times only")
+    parser.add_argument("--prepare", action="store_true", help="memory and compiling only; add --resume to keep rows")
     parser.add_argument("--resume", action="store_true", help="keep the rows and the cache of an interrupted run")
     parser.add_argument("--output", type=Path, metavar="NAME", help="write NAME.json and NAME.md")
     # What this script runs in processes of its own:
@@ -158,16 +161,17 @@ def main() -> None:
     elif output is not None and output.with_suffix(".json").exists():
         before = results.load(output.with_suffix(".json"))
         data["results"] = before["results"]
-        if before["machine"].get("commit") != data["machine"]["commit"]:
-            data["machine"]["note"] = f"rows before this run are from commit {before['machine'].get('commit')}"
-            print(data["machine"]["note"], file=sys.stderr)
 
-    done = {(row["workload"], row["mode"]) for row in data["results"] if row["ms"]}
+    rows = {(row["workload"], row["mode"]): row for row in data["results"]}
     for workload, mode in rows_of(arguments.workloads, arguments.modes):
-        if (workload, mode) in done:
+        empty: results.Row = {"workload": workload, "mode": mode, "ms": {}, "failed": {}, "memory": {}}
+        row = rows.setdefault((workload, mode), empty)
+        if row["ms"]:
             continue
-        row = measure_row(workload, mode, arguments)
-        data["results"] = [r for r in data["results"] if (r["workload"], r["mode"]) != (workload, mode)] + [row]
+        prepare_row(row, arguments)
+        if not arguments.prepare:
+            time_row(row, arguments)
+        data["results"] = list(rows.values())
         print(workload, mode, {k: round(v, 3) for k, v in row["ms"].items()}, row["failed"] or "", flush=True)
         if output is not None:
             _save(output, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 import poptorch
 from poptorch.compiler.codegen import levels, optimizers
+from poptorch.compiler.codegen.kernels import side_by_side
+from poptorch.runtime import native
 
 
 class Net(nn.Module):
@@ -116,3 +119,45 @@ def test_auto_leaves_adam_on_many_weights_to_torch_and_compiles_the_rest(monkeyp
     assert executable.micro_batch.source.startswith("# native code")
     executor.copyWeightsToHost()
     torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_compiler_that_fails_leaves_the_interpreted_program(monkeypatch, stages):
+    @contextlib.contextmanager
+    def full_disk(report):
+        with side_by_side(report):
+            yield
+            raise OSError("No space left on device")
+
+    losses = {}
+    for level, switch in (("interpret", 60.0), ("auto", 1e-4)):
+        monkeypatch.setenv("POPTORCH_CODEGEN", level)
+        monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", switch)
+        torch.manual_seed(0)
+        model = Wide(48)  # a size of its own: nothing is found in a cache
+        if stages == 2:
+            poptorch.BeginBlock(model.fc, ipu_id=1)
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(4 if stages == 2 else 1)
+        executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+        x = torch.randn(4, 3)
+        losses[level] = [executor(x)]
+        if level == "auto":
+            monkeypatch.setattr(native, "side_by_side", full_disk)
+            with pytest.raises(OSError, match="No space left"):
+                for _ in range(20):
+                    losses[level].append(executor(x))
+        losses[level] += [executor(x) for _ in range(25 - len(losses[level]))]
+    torch.testing.assert_close(losses["auto"], losses["interpret"])
+
+
+class Wide(nn.Module):
+    """A linear layer of a given width, and a loss that is on the next IPU if there is one."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embed, self.fc = nn.Linear(3, width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        y = self.fc(torch.tanh(self.embed(x)))
+        return poptorch.identity_loss((y * y).mean(), reduction="none")

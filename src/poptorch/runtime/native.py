@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -31,13 +32,13 @@ from poptorch.runtime.workers import Share
 
 
 def to_native(executable: Executable, progress: Progress) -> None:
-    """Compile everything that the executable runs."""
+    """Compile everything that the executable runs. If that fails, it goes on with the code that it has."""
     executable.native_after = None
-    executable.step = None  # the interpreted one, if there was any
     jobs = _Jobs(executable, progress)
     with side_by_side(lambda done, count: progress.note(f"C++ {done}/{count}")):
         jobs.run()
         progress.begin("C++")
+    jobs.install()
     executable.code.finish()
 
 
@@ -52,6 +53,7 @@ class _Jobs:
         if self._update is not None and (executable.update_shards or updates_in_library(self._update)):
             self._update = None  # it stays as it is
         self._joined = executable.updates_every_time and self._update is not None
+        self._made: list[tuple[Any, str, Any]] = []
         self._begun = 0
         self._count = 1 if executable.plan is None else len(executable.plan.stages)
         self._count += self._update is not None and not self._joined
@@ -59,20 +61,31 @@ class _Jobs:
 
     def run(self) -> None:
         """Compile them."""
-        executable, target = self._executable, self._target
+        executable, target, step = self._executable, self._target, None
         if executable.plan is not None:
             self._stages(executable.plan)
         elif self._joined:
             assert self._update is not None
             self._begin("step")
-            executable.step = _generate_step(executable, self._update, target)
-            executable.formats = {} if executable.step is None else weight_formats(executable.program)
-        if executable.plan is None and executable.step is None:
+            step = _generate_step(executable, self._update, target)
+        self._put(executable, "step", step)  # no longer the interpreted one, if there was any
+        self._put(executable, "formats", {} if step is None else weight_formats(executable.program))
+        if executable.plan is None and step is None:
             self._begin("micro-batch")
-            executable.micro_batch = _generate(executable, executable.program, generate_native, target)
-        if self._update is not None and executable.step is None:
+            generated = _generate(executable, executable.program, generate_native, target)
+            self._put(executable, "micro_batch", generated)
+        if self._update is not None and step is None:
             self._begin("update")
-            self._update.generated = _generate_update(executable, self._update, Target(target.threads))
+            generated = _generate_update(executable, self._update, Target(target.threads))
+            self._put(self._update, "generated", generated)
+
+    def install(self) -> None:
+        """Let the executable run them. Before, their kernels may not be there."""
+        for owner, name, value in self._made:
+            setattr(owner, name, value)
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        self._made.append((owner, name, value))
 
     def _begin(self, what: str) -> None:
         self._begun += 1
@@ -86,9 +99,8 @@ class _Jobs:
             program = stage.description.program
             logger.debug("Compiling the %s", stage.description.label)
             self._begin(stage.description.label)
-            stage.generated = _generate(
-                self._executable, program, generate, target_for(program, share.threads, share.workers > 1)
-            )
+            target = target_for(program, share.threads, share.workers > 1)
+            self._put(stage, "generated", _generate(self._executable, program, generate, target))
 
 
 def _generate_step(executable: Executable, update: UpdateProgram, target: Target) -> Generated | None:
