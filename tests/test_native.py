@@ -122,7 +122,7 @@ def test_auto_leaves_adam_on_many_weights_to_torch_and_compiles_the_rest(monkeyp
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_a_compiler_that_fails_leaves_the_interpreted_program(monkeypatch, stages):
+def test_a_compiler_that_fails_leaves_the_interpreted_program(monkeypatch, caplog, stages):
     @contextlib.contextmanager
     def full_disk(report):
         with side_by_side(report):
@@ -141,14 +141,27 @@ def test_a_compiler_that_fails_leaves_the_interpreted_program(monkeypatch, stage
         options.Training.gradientAccumulation(4 if stages == 2 else 1)
         executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
         x = torch.randn(4, 3)
-        losses[level] = [executor(x)]
         if level == "auto":
             monkeypatch.setattr(native, "side_by_side", full_disk)
-            with pytest.raises(OSError, match="No space left"):
-                for _ in range(20):
-                    losses[level].append(executor(x))
-        losses[level] += [executor(x) for _ in range(25 - len(losses[level]))]
+        losses[level] = [executor(x) for _ in range(20)]
+    assert "The program stays interpreted" in caplog.text
+    assert "No space left on device" in caplog.text
     torch.testing.assert_close(losses["auto"], losses["interpret"])
+
+
+def test_native_code_that_cannot_be_compiled_is_an_error_when_it_was_asked_for(monkeypatch):
+    @contextlib.contextmanager
+    def full_disk(report):
+        yield
+        raise OSError("No space left on device")
+
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    executor = poptorch.inferenceModel(Wide(8))
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "side_by_side", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            executor(torch.randn(4, 3))
+    executor(torch.randn(4, 3))  # next time there is space
 
 
 class Wide(nn.Module):

@@ -61,9 +61,7 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         model = model if user_model is None else user_model
         options = Options() if options is None else options
         if not isinstance(options, Options):
-            raise createPoptorchError(
-                f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)"
-            )
+            raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
         if not isinstance(model, nn.Module):
             raise TypeError(f"Expected a torch.nn.Module, got {type(model)}")
         self._training = training
@@ -431,13 +429,21 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
     # -- running -------------------------------------------------------------------------------------------------
 
     def _count_towards_native(self, build: Build, engine: Engine) -> None:
-        """After as many calls as the program itself fixes, compile it to native code."""
+        """After as many calls as the program itself fixes, compile it to native code.
+
+        A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
+        """
         self._calls += 1
-        executable = build.executable
-        if executable.native_after is not None and self._calls > executable.native_after:
-            logger.info("Compiling the program to native code after %d calls", self._calls - 1)
+        after = build.executable.native_after
+        if after is None or self._calls <= after:
+            return
+        logger.info("Compiling the program to native code after %d calls", self._calls - 1)
+        try:
             with Progress(self._options, 0) as progress:
                 engine.use_native_code(progress)
+        except Exception as error:  # noqa: BLE001  whatever a compiler may raise
+            what = f"{type(error).__name__}: {error}".partition("\n\nSet TORCHDYNAMO")[0]
+            logger.warning("The program stays interpreted, because compiling it to native code failed: %s", what)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
@@ -459,9 +465,7 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         if self._link is not None:
             with self._unwatched():
                 self._link.upload(self._save_weights)
-        inputs = [
-            self._normalise(tensor, spec.path) for tensor, spec in zip(given, build.layout.specs, strict=True)
-        ]
+        inputs = [self._normalise(tensor, spec.path) for tensor, spec in zip(given, build.layout.specs, strict=True)]
         if build.executable.native_after is not None:
             self._count_towards_native(build, engine)
         if self._host_weights_stale and engine.wants_host_memory():
