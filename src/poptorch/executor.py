@@ -64,6 +64,7 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
             raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
         if not isinstance(model, nn.Module):
             raise TypeError(f"Expected a torch.nn.Module, got {type(model)}")
+        assert training or optimizer is None, "Optimizer should be None for inference"
         self._training = training
         self._options = _resolved_copy(options, training)
         self._user_model = model

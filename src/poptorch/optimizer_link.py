@@ -103,6 +103,7 @@ class OptimizerLink:
         """Write the variable attributes to the device."""
         if self._engine is None or self._compiled is None:
             return
+        backend.debug("Updating graph optimizer")
         for index in range(len(self._compiled.groups)):
             backend.debug("Updating group %d optimizer", index)
         self._engine.hyper = self._compiled.hyper()

@@ -29,7 +29,7 @@ def running(linear, batch, log):
 def test_first_call(running, log):
     assert log.order("Acquired 1 IPU(s): running on device Id", "Attached to device", "Finished Poplar compilation", UP)
     assert "Setting random seed to 7" in log.text
-    assert "Updating group 0 optimizer" in log.text
+    assert log.order("Updating graph optimizer", "Updating group 0 optimizer")
     assert DOWN not in log.text
 
 

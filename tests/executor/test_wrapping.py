@@ -619,3 +619,10 @@ def test_gradient_contexts_of_the_caller_do_not_matter(linear, batch, context):
     counter.copyWeightsToHost()
     training.copyWeightsToDevice()
     training(*batch)
+
+
+def test_an_inference_executor_takes_no_optimizer():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(AssertionError, match="Optimizer should be None for inference"):
+        poptorch.PoplarExecutor(model, None, False, optimizer=optimizer)
