@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import poptorch
 from poptorch.compiler.codegen import levels
 from poptorch.executable.locations import Category
-from poptorch.runtime import workers
+from poptorch.runtime import parallel, workers
 from poptorch.runtime.residency import scheduled_stash_bytes
 
 
@@ -84,7 +84,9 @@ def lifetimes_of(mode, model=None, accumulation=8):
     return lifetimes, executor
 
 
-def test_recomputation_is_the_default_of_pipelines_and_memory_goes_down():
+def test_recomputation_is_the_default_of_pipelines_and_memory_goes_down(monkeypatch):
+    # One worker: how far several get ahead of each other depends on the load of the machine.
+    monkeypatch.setattr(parallel, "run_tasks", lambda graph, execute, share: workers.run_inline(graph, execute))
     default, executor = lifetimes_of(None)
     without, _ = lifetimes_of(0)
     assert default.peak < without.peak
