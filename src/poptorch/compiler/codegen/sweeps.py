@@ -15,7 +15,7 @@ from torch import fx
 
 from poptorch.compiler.codegen.inductor import AnyLayout, contiguous, decompose, plain, simplify
 from poptorch.compiler.opinfo import Sweep, info_of
-from poptorch.compiler.passes.graphs import is_view
+from poptorch.compiler.passes.graphs import has_side_effect, is_view
 from poptorch.compiler.program import Program, Role, is_write
 
 aten = torch.ops.aten
@@ -100,6 +100,8 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
         cut = default_partition  # the other one would find the same operations twice, and do them once
         _mark_forward(joint, results + len(writes))
     forward, backward = cut(joint, [*fakes, seed_fake], num_fwd_outputs=results + len(writes))
+    # Operations that torch takes for random, such as attention, stay in the backward pass although nobody needs them.
+    backward.graph.eliminate_dead_code(has_side_effect)
     kept = _write_at_the_end(forward, writes, results)
     inputs = [_position(n) for n in forward.graph.find_nodes(op="placeholder")]
     saved = [
