@@ -19,7 +19,7 @@ import statistics
 from typing import Any
 
 from measuring import HERE, ROOT, gemm_peak, in_a_process
-from results import OURS, PEERS, TITLES, table
+from results import MODES, OURS, PEERS, TITLES, table
 
 CACHE = ROOT / "build" / "breakdown-cache"
 STEPS = 5
@@ -110,15 +110,32 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
     )
 
 
+def impossible(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with a request, if anything."""
+    from workloads import WORKLOADS
+
+    multi = [f"multi-{kind}" for kind in ("mlp", "bert")]
+    if arguments.workload not in (*WORKLOADS, *multi):
+        return f"unknown workload {arguments.workload}. There are: {', '.join([*WORKLOADS, *multi])}"
+    if arguments.workload in multi and arguments.mode != "train-sgd":
+        return f"{arguments.workload} is measured with mode train-sgd only"
+    if arguments.workload in multi and not set(arguments.contenders or ()) <= {"eager", *OURS}:
+        return f"{arguments.workload} is measured with eager, {' and '.join(OURS)} only"
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", help="one of bench/run.py, or multi-mlp, multi-bert: half a step of multi_ipu.py")
-    parser.add_argument("mode", help="train-sgd, train-adamw or inference")
+    parser.add_argument("mode", choices=MODES)
     parser.add_argument("--contenders", nargs="+", choices=[*PEERS, *OURS], help="default: compile and ours-native")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3, help="processes of each contender (default: 3)")
     parser.add_argument("--one", metavar="CONTENDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    problem = impossible(arguments)
+    if problem:
+        parser.error(problem)
     if arguments.one:
         print(json.dumps(measure(arguments.workload, arguments.mode, arguments.one, arguments.threads)))
         return

@@ -121,7 +121,8 @@ def time_row(row: results.Row, arguments: argparse.Namespace) -> None:
     if "error" in got:
         got = {"ms": {}, "failed": dict.fromkeys(going, got["error"])}
     row.update({**got, "failed": {**row["failed"], **got["failed"]}, "commit": commit()})
-    row["memory"] = {n: row["memory"][n] for n in contenders_of(row["mode"]) if n in row["memory"]}
+    ordered = {n: row["memory"][n] for n in contenders_of(row["mode"]) if n in row["memory"]}
+    row["memory"] = ordered if arguments.memory else {}
 
 
 def parsed() -> argparse.Namespace:
@@ -168,6 +169,8 @@ def main() -> None:
         row = rows.setdefault((workload, mode), empty)
         if row["ms"]:
             continue
+        if row.pop("commit", None):  # timed, with nothing to show: everybody gets another chance
+            row["failed"] = {}
         prepare_row(row, arguments)
         if not arguments.prepare:
             time_row(row, arguments)

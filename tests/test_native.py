@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen import levels, optimizers
+from poptorch.compiler.codegen import levels, optimizers, pieces
 from poptorch.compiler.codegen.kernels import side_by_side
 from poptorch.runtime import native
 
@@ -149,6 +149,27 @@ def test_a_compiler_that_fails_leaves_the_interpreted_program(monkeypatch, caplo
     torch.testing.assert_close(losses["auto"], losses["interpret"])
 
 
+def test_native_code_that_cannot_be_kept_is_not_half_installed(monkeypatch, caplog):
+    """Native steps want the weights of convolutions in another order: code and weights must change together."""
+
+    def broken(code):
+        raise RuntimeError("a library vanished")
+
+    losses = {}
+    for level, switch in (("interpret", 60.0), ("auto", 1e-4)):
+        monkeypatch.setenv("POPTORCH_CODEGEN", level)
+        monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", switch)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6 * 9, 5))
+        loss = poptorch.trainingModel(Loss(model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        if level == "auto":
+            monkeypatch.setattr(pieces.Piece, "of", broken)
+        x = torch.randn(2, 3, 5, 5)
+        losses[level] = [loss(x) for _ in range(20)]
+    assert "a library vanished" in caplog.text
+    torch.testing.assert_close(losses["auto"], losses["interpret"], rtol=0, atol=0)
+
+
 def test_native_code_that_cannot_be_compiled_is_an_error_when_it_was_asked_for(monkeypatch):
     @contextlib.contextmanager
     def full_disk(report):
@@ -162,6 +183,17 @@ def test_native_code_that_cannot_be_compiled_is_an_error_when_it_was_asked_for(m
         with pytest.raises(OSError, match="No space left"):
             executor(torch.randn(4, 3))
     executor(torch.randn(4, 3))  # next time there is space
+
+
+class Loss(nn.Module):
+    """The mean square of what a model returns."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.model(x).square().mean(), reduction="none")
 
 
 class Wide(nn.Module):

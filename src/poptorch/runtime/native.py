@@ -38,8 +38,8 @@ def to_native(executable: Executable, progress: Progress) -> None:
     with side_by_side(lambda done, count: progress.note(f"C++ {done}/{count}")):
         jobs.run()
         progress.begin("C++")
-    jobs.install()
     executable.code.finish()
+    jobs.install()  # last: before it, whatever goes wrong changes nothing
 
 
 class _Jobs:
