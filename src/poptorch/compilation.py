@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from poptorch import hooks
 from poptorch._logging import backend, logger
@@ -146,7 +147,7 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
     loop = loop_of(options, training)
     inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
     check_not_empty(collect_state(model))
-    with _tracing:
+    with _tracing, _use_lazy_graph_module(True):
         progress("capture")
         recording = _capture(model, layout, inputs, request)
         check_output_leaves(recording.output_structure)
@@ -188,7 +189,7 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
     if training and program.gradients:
         progress("update")
         accumulates = loop.gradient_accumulation > 1
-        with _tracing:
+        with _tracing, _use_lazy_graph_module(True):
             executable.update, used, executable.accumulator_types = _update(
                 program, recording, optimizer_spec, accumulates, request.groups
             )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch.compiler.codegen import optimizers
 from poptorch.executable import cache
 from poptorch.executable.file import File
 
@@ -233,6 +234,16 @@ def test_accumulation_and_inference(cached):
     first, compiled = run(cached, training=False)
     assert compiled == 1
     again, compiled = run(cached, training=False)
+    assert compiled == 0
+    assert torch.equal(first, again)
+
+
+@pytest.mark.usefixtures("natively")
+def test_an_update_that_stays_as_it_is_compiles_nothing(cached, monkeypatch):
+    monkeypatch.setattr(optimizers, "_MANY_WEIGHTS", 1)
+    first, compiled = run(cached, accumulation=2)
+    assert compiled == 1  # the micro-batch
+    again, compiled = run(cached, accumulation=2)
     assert compiled == 0
     assert torch.equal(first, again)
 

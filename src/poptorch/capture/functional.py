@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from poptorch.errors import createPoptorchError
 
 
 def to_program(recording: Recording, input_names: list[str]) -> Program:
-    """The recording as a Program. Runs the recorded graph again, never the user's code."""
+    """The recording as a Program. May run the recorded graph again, never the user's code."""
     graph_module = recording.graph_module
     graph_module.graph.set_codegen(fx.graph.CodeGen())
-    constants = _lift_constants(graph_module)
+    constants = _lift_constants(graph_module, recording.fake_mode)
     ports = _ports(recording, input_names, constants)
-    functional = _functionalize(graph_module, ports)
+    functional = graph_module if _is_functional(recording) else _functionalize(graph_module, ports)
     program = Program(
         graph_module=functional,
         ports=ports,
@@ -51,7 +52,7 @@ def _check_purpose(program: Program) -> None:
         )
 
 
-def _lift_constants(graph_module: fx.GraphModule) -> list[torch.Tensor]:
+def _lift_constants(graph_module: fx.GraphModule, fake_mode: FakeTensorMode | None) -> list[torch.Tensor]:
     """Replace tensor attributes by placeholders, behind the existing ones; returns their values."""
     graph = graph_module.graph
     lifted: dict[str, fx.Node] = {}
@@ -63,8 +64,10 @@ def _lift_constants(graph_module: fx.GraphModule) -> list[torch.Tensor]:
             continue  # the body of a control-flow operation
         if node.target not in lifted:
             with graph.inserting_before(first_op):
-                lifted[str(node.target)] = graph.placeholder(f"constant_{len(values)}")
+                lifted[str(node.target)] = placeholder = graph.placeholder(f"constant_{len(values)}")
             values.append(value.detach())
+            if fake_mode is not None:
+                placeholder.meta["val"] = fake_mode.from_tensor(values[-1])
         if node is first_op:
             first_op = node.next
         node.replace_all_uses_with(lifted[str(node.target)])
@@ -105,6 +108,24 @@ def _state_role(entry: StateEntry) -> Role:
     return Role.PARAMETER if entry.kind is StateKind.PARAMETER else Role.BUFFER
 
 
+def _is_functional(recording: Recording) -> bool:
+    """Whether a recording is its own functional form, as that of most models is: running it again takes seconds."""
+    if recording.fake_mode is None:
+        return False  # the values that describe it are real tensors
+    return all(_stays(n) for n in recording.graph_module.graph.nodes)
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether a node would be the same in the functional form, where inputs lie in memory as on a device."""
+    if node.op == "placeholder":
+        return bool(node.meta["val"].is_contiguous())
+    if node.op == "output" or node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target in _CHANGED:
+        return False
+    return not node.target._schema.is_mutable
+
+
 def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
     replay = _Replay(graph_module)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -122,6 +143,15 @@ def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphM
 
 # Schemas that do not declare that running statistics are written, and their honest equivalents.
 _HONEST = {torch.ops.aten.native_batch_norm.default: torch.ops.aten._native_batch_norm_legit.default}
+
+# What the functional form replaces although it writes nothing: constants become copies, one loss is taken apart.
+_CHANGED = {
+    *_HONEST,
+    torch.ops.aten.lift.default,
+    torch.ops.aten.lift_fresh.default,
+    torch.ops.aten.lift_fresh_copy.default,
+    torch.ops.aten.binary_cross_entropy_with_logits.default,
+}
 
 
 class _Replay(fx.Interpreter):

@@ -46,6 +46,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
+        # One operation at a time from here on: modes that look at whole functions would see every look at a type.
+        with torch._C.DisableTorchFunction():
+            return self._record(func, args, kwargs)
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)

@@ -63,6 +63,8 @@ class Recording:
 
     context: CaptureContext = field(repr=False)
     loss_scaled: bool = False
+    fake_mode: FakeTensorMode | None = field(default=None, repr=False)
+    """That of all values in the graph; ``None`` if real tensors were recorded."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class _Attempt:
             self._loss_position,
             self._context,
             request.loss_scaled,
+            self._fake_mode,
         )
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:

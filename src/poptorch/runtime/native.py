@@ -20,7 +20,7 @@ from poptorch.compiler.codegen.native import (
     generate_native_step,
     generate_native_update,
 )
-from poptorch.compiler.codegen.optimizers import updates_in_library
+from poptorch.compiler.codegen.optimizers import updates_in_library, updates_many_weights
 from poptorch.compiler.codegen.pieces import piece_key
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
@@ -74,7 +74,7 @@ class _Jobs:
             self._begin("micro-batch")
             generated = _generate(executable, executable.program, generate_native, target)
             self._put(executable, "micro_batch", generated)
-        if self._update is not None and step is None:
+        if self._update is not None and step is None and not updates_many_weights(self._update):
             self._begin("update")
             generated = _generate_update(executable, self._update, Target(target.threads))
             self._put(self._update, "generated", generated)

@@ -37,7 +37,6 @@ from poptorch.compiler.update import UpdateProgram
 
 _ORDER = [Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT]
 
-_MOST_UPDATES = 100
 FlatRun = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -99,12 +98,7 @@ def generate_native_step(program: Program, update: UpdateProgram, target: Target
 
 
 def generate_native_update(update: UpdateProgram, target: Target) -> Generated:
-    """The update alone: one pass over the weights and the optimizer's state.
-
-    The updates of very many weights, which would take long to compile, stay as they are.
-    """
-    if sum(map(len, update.parameters)) > _MOST_UPDATES:
-        return update.generated
+    """The update alone: one pass over the weights and the optimizer's state."""
     with fake_mode():
         fakes = [_fake_like(f) for f in _described(update.graph_module)]
         step = replay_update(update.graph_module)

@@ -12,6 +12,7 @@ from poptorch.compiler.update import UpdateProgram
 
 aten = torch.ops.aten
 _MANY_ELEMENTS = 1 << 20
+_MANY_WEIGHTS = 100
 
 
 def replay_update(graph_module: fx.GraphModule) -> Callable[..., Any]:
@@ -29,6 +30,11 @@ def updates_in_library(update: UpdateProgram) -> bool:
     graph = update.graph_module.graph
     fused = graph.find_nodes(op="call_function", target=aten._fused_adam_.tensor_lr)
     return sum(n.meta["val"].numel() for node in fused for n in node.args[0]) > _MANY_ELEMENTS
+
+
+def updates_many_weights(update: UpdateProgram) -> bool:
+    """Whether the update would take too long to compile by itself: every weight is a kernel of its own."""
+    return sum(map(len, update.parameters)) > _MANY_WEIGHTS
 
 
 class _Expanding(fx.Interpreter):

@@ -30,6 +30,7 @@ from poptorch.compiler.codegen.interpret import Generated
 from poptorch.compiler.codegen.kernels import prepare_compiler
 from poptorch.compiler.codegen.ordering import is_effectful, with_tokens
 from poptorch.compiler.fingerprint import digest, program_digest, update_digest
+from poptorch.compiler.opinfo import info_of
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
 from poptorch.errors import Error
@@ -146,7 +147,9 @@ def _attempt(store: Store, action: Callable[[], None]) -> None:
 def _register_operators(program: Program) -> None:
     """The operators with random keys and tokens come into being when a graph is rewritten to use them."""
     linear_operator()
-    graph_module = with_keys(program.graph_module)
+    graph_module = program.graph_module
+    if any(info_of(node).random is not None for node in program.operations()):
+        graph_module = with_keys(graph_module)
     if is_effectful(graph_module.graph):
         with_tokens(graph_module)
 
