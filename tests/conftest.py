@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before poptorch is imported: the tests decide about these, not the shell that started them.
@@ -23,6 +24,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples every time, however slow the machine: a failure belongs to the change that brought it.
+# HYPOTHESIS_PROFILE=explore looks for others.
+_patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("explore", _patient)
+hypothesis.settings.register_profile("repeatable", _patient, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(autouse=True)

@@ -323,6 +323,9 @@ def all_gone(processes: frozenset[int]) -> bool:
     return all(parent_of(pid) is None for pid in processes)
 
 
+AT_ONCE_S = 8.0
+"""A second or two on an idle machine, and less than whoever waits for a process to end by itself is patient."""
+
 WAITING, WORKING = "20", "-1"
 """Where the data set hangs: the program waits for data, or has all of it and goes on."""
 
@@ -339,7 +342,7 @@ WAITING, WORKING = "20", "-1"
         ("SharedMemory", "2", WAITING, False),
     ],
 )
-def test_ctrl_c_ends_everything_within_two_seconds(
+def test_ctrl_c_ends_everything_at_once(
     tmp_path: Path, strategy: str, workers: str, hang_at: str, whole_group: bool
 ) -> None:
     with running(tmp_path, workers, hang_at, strategy) as process:
@@ -348,7 +351,7 @@ def test_ctrl_c_ends_everything_within_two_seconds(
         loading = frozenset(pid for pid in below if os.getpgid(pid) != process.pid)
         assert len(loading) == 1 + int(workers), "a group of its own: the background process and its workers"
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        wait_until(lambda: all_gone(below | {process.pid}), "program, loading processes and fork server end", 2.0)
+        wait_until(lambda: all_gone(below | {process.pid}), "program, loading processes and fork server end", AT_ONCE_S)
         assert process.wait() in (-signal.SIGINT, 1, 130)
 
 
@@ -360,7 +363,7 @@ def test_ctrl_c_while_a_loader_starts(tmp_path: Path, strategy: str, whole_group
         time.sleep(0.2)  # importing torch takes longer than that
         below = descendants(process.pid)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        wait_until(lambda: all_gone(below | {process.pid}), "program and new processes end", 2.0)
+        wait_until(lambda: all_gone(below | {process.pid}), "program and new processes end", AT_ONCE_S)
         _, errors = process.communicate()
         assert errors.count("Traceback") == 1, "only the program itself says so"
 
