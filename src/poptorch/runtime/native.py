@@ -53,10 +53,11 @@ class _Jobs:
         if self._update is not None and (executable.update_shards or updates_in_library(self._update)):
             self._update = None  # it stays as it is
         self._joined = executable.updates_every_time and self._update is not None
+        self._apart = self._update is not None and not updates_many_weights(self._update)
         self._made: list[tuple[Any, str, Any]] = []
         self._begun = 0
         self._count = 1 if executable.plan is None else len(executable.plan.stages)
-        self._count += self._update is not None and not self._joined
+        self._count += self._apart and not self._joined
         progress.extend(self._count + 1)
 
     def run(self) -> None:
@@ -74,7 +75,8 @@ class _Jobs:
             self._begin("micro-batch")
             generated = _generate(executable, executable.program, generate_native, target)
             self._put(executable, "micro_batch", generated)
-        if self._update is not None and step is None and not updates_many_weights(self._update):
+        if self._apart and step is None:
+            assert self._update is not None
             self._begin("update")
             generated = _generate_update(executable, self._update, Target(target.threads))
             self._put(self._update, "generated", generated)
