@@ -309,7 +309,7 @@ class Tall(nn.Module):
         return nn.functional.mse_loss(x, target)
 
 
-def step_of_tall(monkeypatch, mode):
+def step_of(monkeypatch, make, data, mode=0):
     """The most bytes that were alive at once during a step, and losses."""
     torch.manual_seed(0)
     counting: list[Allocations] = []
@@ -322,11 +322,10 @@ def step_of_tall(monkeypatch, mode):
             allocations._born(tensor.untyped_storage())
         return tensor
 
-    model = Tall()
+    model = make()
     options = poptorch.Options()
     options._Popart.set("autoRecomputation", mode)
-    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-    data = torch.randn(1024, 16), torch.randn(1024, 16)
+    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     with monkeypatch.context() as patched:
         patched.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", empty)
         losses = [executor(*data).item()]
@@ -342,9 +341,52 @@ def test_recomputation_lowers_the_memory_of_a_step(monkeypatch, level):
     monkeypatch.setenv("POPTORCH_CODEGEN", level)
     monkeypatch.setattr(levels, "_SMALL_SECONDS", 0.0)  # Python between the kernels: it can be watched
     activation = 1024 * 16 * 4
-    without, expected = step_of_tall(monkeypatch, 0)
+    data = torch.randn(1024, 16), torch.randn(1024, 16)
+    without, expected = step_of(monkeypatch, Tall, data)
     assert without >= Tall.LAYERS * activation
     for mode, share in ((1, 0.65), (4, 0.45)):  # what crosses a few borders is kept; only what is marked is kept
-        peak, losses = step_of_tall(monkeypatch, mode)
+        peak, losses = step_of(monkeypatch, Tall, data, mode)
         assert 3 * activation <= peak <= share * without, mode
         torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+class Residual(nn.Module):
+    """The half of a transformer's layers with the large activations."""
+
+    LAYERS, ROWS, WIDTH = 4, 512, 16
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(self.WIDTH, 4 * self.WIDTH) for _ in range(self.LAYERS))
+        self.down = nn.ModuleList(nn.Linear(4 * self.WIDTH, self.WIDTH) for _ in range(self.LAYERS))
+        self.norm = nn.ModuleList(nn.LayerNorm(self.WIDTH) for _ in range(self.LAYERS))
+
+    def forward(self, x, target):
+        for up, down, norm in zip(self.up, self.down, self.norm, strict=True):
+            x = norm(x + down(nn.functional.gelu(up(x))))
+        return nn.functional.mse_loss(x, target)
+
+
+def eager_step_of(model, data):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        model(*data).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with Allocations() as allocations:
+        step()
+    return allocations.peak
+
+
+def test_native_code_frees_activations_as_early_as_eager_pytorch(monkeypatch):
+    """Gradients of weights are computed, and used, before the backward pass goes on to the layer before."""
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    monkeypatch.setattr(levels, "_SMALL_SECONDS", 0.0)
+    data = torch.randn(Residual.ROWS, Residual.WIDTH), torch.randn(Residual.ROWS, Residual.WIDTH)
+    eager = eager_step_of(Residual(), data)
+    kept = 2 * Residual.LAYERS * Residual.ROWS * 4 * Residual.WIDTH * 4  # the wide ones alone
+    assert kept <= step_of(monkeypatch, Residual, data)[0] <= eager

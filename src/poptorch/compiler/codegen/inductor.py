@@ -6,7 +6,7 @@ import contextlib
 import enum
 import operator
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,28 +124,42 @@ def compile_graph(
     is_backward: bool = False,
     is_inference: bool = False,
     fixed: int | None = None,
+    owned: Collection[int] = (),
+    common: int = 0,
 ) -> Compiled:
     """One kernel that runs a decomposed graph.
 
     The first ``fixed`` outputs (by default all) lie in memory as the graph says; Inductor chooses for the others.
+    ``owned`` are the positions of inputs that the caller keeps no hold of: their memory is free after their last use,
+    and operations are ordered so that this comes early. Sharing ``common`` bytes of operands is no reason to run two
+    operations in one loop.
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
     output = graph_module.graph.output_node()
     count = len(output.args[0])  # type: ignore[arg-type]
     output.meta["user_visible_output_idxs"] = list(range(count if fixed is None else fixed))
+    _name_inputs(graph_module, owned)
     if not _callable_from_cpp(graph_module.graph):
         target = replace(target, entry=Entry.PYTHON)
     in_cpp = target.entry is Entry.CPP
     wait_later()
     prepare_compiler().wait()
-    with torch.no_grad(), _settings(target):
+    with torch.no_grad(), _settings(target, common):
         compiled: Any = compile_fx_inner(
             graph_module, list(fakes), cpp_wrapper=in_cpp, is_backward=is_backward, is_inference=is_inference
         )
     strides = compiled.output_strides or [None] * count
     # The inner callable: the outer one looks after autotuning and profiling, which takes longer than a small kernel.
     return Compiled(compiled.current_callable, [None if s is None else tuple(map(int, s)) for s in strides])
+
+
+def _name_inputs(graph_module: fx.GraphModule, owned: Collection[int]) -> None:
+    """Inductor knows by its name whether an input goes on living: those of the tracer (``arg0_1``) do."""
+    for position, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
+        if position in owned:
+            node.target = node.name = f"owned_{position}"
+    graph_module.recompile()
 
 
 def _callable_from_cpp(graph: fx.Graph) -> bool:
@@ -159,7 +173,7 @@ def _callable_from_cpp(graph: fx.Graph) -> bool:
 
 
 @contextlib.contextmanager
-def _settings(target: Target) -> Iterator[None]:
+def _settings(target: Target, common: int) -> Iterator[None]:
     """Assertions on sizes cost more than tiny kernels, and the shapes were checked when the program was called."""
     from torch._inductor import config
 
@@ -171,6 +185,7 @@ def _settings(target: Target) -> Iterator[None]:
         "size_asserts": False,
         "nan_asserts": False,
         "post_grad_custom_post_pass": BiasesApart(),
+        "score_fusion_memory_threshold": max(config.score_fusion_memory_threshold, common + 1),
     }
     with config.patch(changes):
         yield

@@ -6,7 +6,7 @@ update of the weights, the update is part of the second: gradients are used as s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,8 +68,9 @@ def generate_native_piece(program: Program, target: Target) -> Generated:
     """Like :func:`generate_native`, for the forward or the backward pass of a part of a model."""
     if not program.training:
         return generate_frozen(program, target)
+    received = [i for i, port in enumerate(program.ports) if port.role is Role.INPUT]
     with fake_mode():
-        kernel = _in_one_graph(_prepared(program), _fakes(program), target)
+        kernel = _in_one_graph(_prepared(program), _fakes(program), target, received)
     return _with_groups(kernel, program, target)
 
 
@@ -156,11 +157,13 @@ def _describe(program: Program, target: Target) -> str:
 # -- one graph -------------------------------------------------------------------------------------------------------
 
 
-def _in_one_graph(graph_module: fx.GraphModule, fakes: Sequence[torch.Tensor], target: Target) -> FlatRun:
+def _in_one_graph(
+    graph_module: fx.GraphModule, fakes: Sequence[torch.Tensor], target: Target, owned: Collection[int] = ()
+) -> FlatRun:
     ordered = is_effectful(graph_module.graph)
     function = replay(with_tokens(graph_module) if ordered else graph_module)
     graph_module = simplify(decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes))
-    kernel = compile_outlined(graph_module, fakes, target).run
+    kernel = compile_outlined(graph_module, fakes, target, owned=owned).run
     return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is nobody's result
 
 
@@ -171,7 +174,8 @@ def _in_two_graphs(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target
     forward, operands = _forward(sweeps, fakes, target)
     function = replay(sweeps.backward)
     backward = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), operands)
-    kernel = compile_outlined(backward, operands, target, is_backward=True).run
+    owned = [i for i, kept in enumerate(sweeps.activations) if kept]
+    kernel = compile_outlined(backward, operands, target, is_backward=True, owned=owned).run
     start, results = _start(sweeps.seed), sweeps.num_results
     saved = sweeps.saved
 
@@ -215,7 +219,9 @@ def _with_update(
 
     written = functional(function, inner_fakes)
     graph_module = decompose(lambda *flat: tuple(replay(written)(*flat)), inner_fakes)
-    kernel = compile_graph(graph_module, inner_fakes, target, is_backward=True).run
+    owned = [i for i, kept in enumerate(k for k, v in zip(sweeps.activations, views, strict=True) if v is None) if kept]
+    hyper = sum(f.nbytes for f in state_fakes[len(update.owners) :])
+    kernel = compile_graph(graph_module, inner_fakes, target, is_backward=True, owned=owned, common=hyper).run
     start, results = _start(sweeps.seed), sweeps.num_results
 
     def run(flat: list[torch.Tensor], state: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

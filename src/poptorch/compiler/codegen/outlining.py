@@ -7,7 +7,7 @@ layer anew would cost more than the fusion between layers gains.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,12 @@ def compile_outlined(
     *,
     is_backward: bool = False,
     fixed: int | None = None,
+    owned: Collection[int] = (),
 ) -> Compiled:
     """Like :func:`compile_graph`, with one kernel for all layers that are equal."""
     repeat = find_repeat(graph_module.graph)
     if repeat is None:
-        return compile_graph(graph_module, fakes, target, is_backward=is_backward, fixed=fixed)
+        return compile_graph(graph_module, fakes, target, is_backward=is_backward, fixed=fixed, owned=owned)
     return _Outline(graph_module, repeat, target, is_backward).compile()
 
 

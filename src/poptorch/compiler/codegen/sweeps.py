@@ -42,6 +42,11 @@ class Sweeps:
     views: list[InputView | None]
     """For each input of the backward graph, how it is made from an input of the program, if it only looks at one."""
 
+    @property
+    def activations(self) -> list[bool]:
+        """For each input of the backward graph, whether it lives for the sake of this graph alone."""
+        return [i >= self.num_results and view is None for i, view in zip(self.saved, self.views, strict=True)]
+
 
 @dataclass(frozen=True)
 class InputView:
