@@ -219,7 +219,7 @@ class TestProgressBar:
         executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         executor(*data(2))
         shown = stages(terminal)
-        passes = ["read hints", "drop writes to constants", "simplify", "fold constants"]
+        passes = ["read hints", "drop writes to constants", "simplify", "join parts", "fold constants"]
         passes += ["record partials", "anchor values", "own outputs"]
         native = ["native 1/2: micro-batch", "native 2/2: update", "C++"]
         expected = ["capture", "functional form", *passes, "code", "update", *native, "loading"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from poptorch._logging import backend
 from poptorch.compiler.passes.constants import drop_writes_to_constants, fold_constants
 from poptorch.compiler.passes.hints import read_hints
+from poptorch.compiler.passes.joining import join_parts
 from poptorch.compiler.passes.outputs import own_outputs
 from poptorch.compiler.passes.simplify import simplify
 from poptorch.compiler.program import Program
@@ -25,6 +26,7 @@ LOWERING: tuple[Pass, ...] = (
     Pass("read hints", read_hints),  # first: hints sit right behind the operations they speak of
     Pass("drop writes to constants", drop_writes_to_constants),  # plain attributes are not state
     Pass("simplify", simplify),  # before folding: fewer values to look at
+    Pass("join parts", join_parts),
     Pass("fold constants", fold_constants),
     Pass("own outputs", own_outputs),  # last: later passes must not make two outputs share memory
 )

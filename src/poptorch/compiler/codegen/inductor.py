@@ -177,14 +177,14 @@ def _settings(target: Target, common: int) -> Iterator[None]:
     """Assertions on sizes cost more than tiny kernels, and the shapes were checked when the program was called."""
     from torch._inductor import config
 
-    from poptorch.compiler.codegen.rewriting import BiasesApart  # Inductor is imported where it is needed, and so late
+    from poptorch.compiler.codegen.rewriting import FasterForms  # Inductor is imported where it is needed, and so late
 
     changes = {
         "cpp.threads": target.threads,
         "cpp_wrapper": target.entry is Entry.CPP,
         "size_asserts": False,
         "nan_asserts": False,
-        "post_grad_custom_post_pass": BiasesApart(),
+        "post_grad_custom_post_pass": FasterForms(),
         "score_fusion_memory_threshold": max(config.score_fusion_memory_threshold, common + 1),
     }
     with config.patch(changes):

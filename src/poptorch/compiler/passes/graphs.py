@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from poptorch.compiler.program import Program, is_write
 from poptorch.ops.effects import calls_host, is_ordered
@@ -77,18 +79,15 @@ def remove_dead_code(program: Program) -> int:
 
 
 def insert_call(
-    program: Program, before: fx.Node, target: object, args: tuple[object, ...], like: fx.Node, **kwargs: object
+    program: Program, before: fx.Node, target: object, args: tuple[Any, ...], like: fx.Node, **kwargs: object
 ) -> fx.Node:
     """Insert one operation whose value and annotations are derived from ``like`` by running it on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def fake(value: object) -> object:
-        return value.meta["val"] if isinstance(value, fx.Node) else value
-
     with program.graph.inserting_before(before):
         node = program.graph.call_function(target, args, kwargs)  # type: ignore[arg-type]
-    fakes = [fake(a) for a in args]
-    mode = next(f.fake_mode for f in fakes if isinstance(f, FakeTensor))
+    fakes: Any = fx.map_arg(args, lambda operand: operand.meta["val"])
+    mode = next(f.fake_mode for f in tree_leaves(fakes) if isinstance(f, FakeTensor))
     with mode, torch.no_grad():
         node.meta["val"] = target(*fakes, **kwargs)  # type: ignore[operator]
     if "poptorch" in like.meta:
