@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
-from poptorch.compiler.codegen import levels
+from poptorch.compiler.codegen import levels, native
+from poptorch.compiler.codegen.sweeps import split
 
 aten = torch.ops.aten
 
@@ -55,3 +56,38 @@ def test_attention_runs_once_in_each_direction(monkeypatch, accumulation):
         executor(x)
     assert calls.counts[aten._scaled_dot_product_flash_attention_for_cpu.default] == accumulation
     assert calls.counts[aten._scaled_dot_product_flash_attention_for_cpu_backward.default] == accumulation
+
+
+class Activated(nn.Module):
+    """A wide activation between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 4))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layers(x).square().mean(), reduction="none")
+
+
+def test_the_derivative_of_gelu_is_kept_in_place_of_its_operand(monkeypatch):
+    found = []
+
+    def spy(*args):
+        found.append(split(*args))
+        return found[-1]
+
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    monkeypatch.setattr(native, "split", spy)
+    torch.manual_seed(0)
+    model, reference = Activated(), Activated()
+    reference.load_state_dict(model.state_dict())
+    x = torch.randn(16, 4)
+    poptorch.trainingModel(model, poptorch.Options(), torch.optim.SGD(model.parameters(), lr=0.1))(x)
+    (sweeps,) = found
+    assert not sweeps.backward.graph.find_nodes(op="call_function", target=aten.erf.default)
+    wide = [n for n in sweeps.backward.graph.find_nodes(op="placeholder") if n.meta["val"].numel() == 16 * 32]
+    assert len(wide) == 2  # the derivative, and what the second layer multiplies
+    reference(x).backward()
+    torch.optim.SGD(reference.parameters(), lr=0.1).step()
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one.detach(), other.detach())

@@ -104,6 +104,8 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
     if any(info_of(node).recomputed for node in program.operations()):
         cut = default_partition  # the other one would find the same operations twice, and do them once
         _mark_forward(joint, results + len(writes))
+    else:
+        _compute_once(joint)
     forward, backward = cut(joint, [*fakes, seed_fake], num_fwd_outputs=results + len(writes))
     # Operations that torch takes for random, such as attention, stay in the backward pass although nobody needs them.
     backward.graph.eliminate_dead_code(has_side_effect)
@@ -174,6 +176,18 @@ def _name_placeholders(joint: fx.GraphModule) -> None:
         name = _SEED if position == len(placeholders) - 1 else f"{_INPUT}{position}"
         node.target = node.name = name
     joint.recompile()
+
+
+def _compute_once(joint: fx.GraphModule) -> None:
+    """Tell the partitioner what takes longer to compute again than to keep.
+
+    GELU and its derivative need the same error function: the forward pass computes both and keeps the derivative in
+    place of the operand.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.graph.find_nodes(op="call_function", target=aten.erf.default):
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _mark_forward(joint: fx.GraphModule, outputs: int) -> None:
