@@ -42,31 +42,20 @@ def trained(take):
 
 
 @pytest.mark.parametrize(
-    "take",
+    ("join", "part", "take"),
     [
-        lambda y: [y[:, 0], y[:, 1], y[:, 2]],
-        lambda y: [y[:, 2], y[:, -3], y[:, 1]],
-        lambda y: [y[..., 3], y[..., 1], y[..., 0], y[..., 2]],
+        ("stack", "select", lambda y: [y[:, 0], y[:, 1], y[:, 2]]),
+        ("stack", "select", lambda y: [y[:, 2], y[:, -3], y[:, 1]]),
+        ("stack", "select", lambda y: [y[..., 3], y[..., 1], y[..., 0], y[..., 2]]),
+        ("cat", "slice", lambda y: [y[:, :1], y[:, 1:]]),
+        ("cat", "slice", lambda y: [y[..., 3:], y[..., :2], y[..., 2:3]]),
+        ("cat", "slice", lambda y: [y[:, -1:], y[:, :-1]]),
     ],
 )
-def test_all_indices_are_stacked(take):
+def test_parts_that_cover_the_whole_are_joined(join, part, take):
     targets = trained(take)
-    assert "aten.stack.default" in targets
-    assert "aten.select_backward.default" not in targets
-
-
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda y: [y[:, :1], y[:, 1:]],
-        lambda y: [y[..., 3:], y[..., :2], y[..., 2:3]],
-        lambda y: [y[:, -1:], y[:, :-1]],
-    ],
-)
-def test_slices_that_touch_are_concatenated(take):
-    targets = trained(take)
-    assert "aten.cat.default" in targets
-    assert "aten.slice_backward.default" not in targets
+    assert f"aten.{join}.default" in targets
+    assert f"aten.{part}_backward.default" not in targets
 
 
 @pytest.mark.parametrize(
