@@ -8,6 +8,7 @@ from torch import nn
 
 import poptorch
 from poptorch.compiler.opinfo import info_of
+from poptorch.compiler.passes.graphs import is_view
 from poptorch.compiler.passes.stages import Division, partition, split
 
 
@@ -89,13 +90,64 @@ def test_backward_pieces_mirror_the_forward_ones():
         assert set(stage.gradients) == {f"layers.{stage.part}.weight", f"layers.{stage.part}.bias"}
 
 
+def run_again(stages):
+    """How many operations of each backward pass are second executions; views cost nothing."""
+    return {
+        s.part: sum(info_of(n).recomputed and not is_view(n) for n in s.program.operations()) for s in stages if s.backward
+    }
+
+
 def test_pipelines_recompute_all_but_the_last_stage():
-    stages = [s.description for s in training_executor((0, 1, 2))._engine.parallel.plan.stages]
-    again = {s.part: sum(info_of(n).recomputed for n in s.program.operations()) for s in stages if s.backward}
+    plan = training_executor((0, 1, 2))._engine.parallel.plan
+    again = run_again(plan.device_stages.values())
     assert again[0] > 0
     assert again[1] > 0
-    views = [n for s in stages for n in s.program.operations() if info_of(n).recomputed and s.part == 2]
-    assert all(n.target is torch.ops.aten.t.default for n in views)  # a view costs nothing
+    assert again[2] == 0
+
+
+def test_the_host_computes_again_what_it_is_told_to():
+    plan = training_executor((0, 1, 2), 3)._engine.parallel.plan
+    assert plan.device is None  # it runs what an IPU runs
+    again = run_again(s.description for s in plan.stages)
+    assert [again[part] > 0 for part in range(3)] == [True, True, False]
+
+
+class Smooth(nn.Module):
+    """Functions whose derivative needs their operand, in two parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x, target):
+        for index, layer in enumerate(self.layers):
+            poptorch.Block.start(str(index // 2), ipu_id=index // 2)
+            x = nn.functional.gelu(layer(x))
+        return nn.functional.mse_loss(x, target)
+
+
+def test_of_its_own_accord_the_host_computes_again_what_is_cheap():
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    executor = poptorch.trainingModel(Smooth(), options)
+    executor.compile(torch.ones(8, 4), torch.ones(8, 4))
+    plan = executor._engine.parallel.plan
+    repeated = {
+        part: [n.target for n in s.description.program.operations() if info_of(n).recomputed and not is_view(n)]
+        for s in plan.stages
+        if s.description.backward
+        for part in [s.description.part]
+    }
+    # The first layer's output is an operand of the second one's gradient; what comes last is read by another part.
+    assert repeated[0] == [torch.ops.aten.gelu.default]
+    assert set(repeated[1]) <= {torch.ops.aten.gelu.default}
+
+    def kept_by_part_0(edges):
+        return [e.name for e in edges if e.producer == 0 and e.consumers == (3,)]
+
+    assert kept_by_part_0(plan.edges) == ["addmm", "addmm_1"]
+    assert kept_by_part_0(plan.device_edges) == []  # an IPU begins with the model's input again
+    assert "recompute on the host cheap: " in str(plan)
 
 
 def test_without_recomputation_everything_is_stashed():
@@ -112,6 +164,7 @@ def test_the_random_numbers_of_a_second_execution_are_the_first_ones():
     model = Dropping((0, 1))
     options = poptorch.Options()
     options.Training.gradientAccumulation(4)
+    options._Popart.set("autoRecomputation", 3)
     executor = poptorch.trainingModel(model, options)
     executor.compile(torch.ones(8, 4), torch.ones(8, 4))
     streams = [

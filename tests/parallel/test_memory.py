@@ -87,10 +87,13 @@ def lifetimes_of(mode, model=None, accumulation=8):
 def test_recomputation_is_the_default_of_pipelines_and_memory_goes_down(monkeypatch):
     # One worker: how far several get ahead of each other depends on the load of the machine.
     monkeypatch.setattr(parallel, "run_tasks", lambda graph, execute, share: workers.run_inline(graph, execute))
-    default, executor = lifetimes_of(None)
+    _, default = lifetimes_of(None)
+    plan = default._engine.parallel.plan
+    asked, executor = lifetimes_of(3)
     without, _ = lifetimes_of(0)
-    assert default.peak < without.peak
-    assert "run again" in "\n".join(executor.program.log)
+    assert [e.num_bytes for e in plan.device_edges] == [e.num_bytes for e in executor._engine.parallel.plan.edges]
+    assert asked.peak < without.peak
+    assert "run again" in "\n".join(default.program.log)
 
 
 def test_nothing_outlives_the_call():
@@ -172,7 +175,7 @@ class Wide(nn.Module):
         return nn.functional.mse_loss(x, target)
 
 
-@pytest.mark.parametrize("recomputation", [None, 0])
+@pytest.mark.parametrize("recomputation", [None, 0, 3])
 def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeypatch, recomputation):
     """Four stages, four replicas. One worker, so that the order and with it the peak is always the same."""
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from poptorch.compiler.codegen.interpret import Generated
-from poptorch.compiler.passes.graphs import acts_in_order
+from poptorch.compiler.passes.graphs import acts_in_order, copy_of
 from poptorch.compiler.passes.recompute import Recomputation, recompute
 from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram, partition, split
 from poptorch.compiler.program import Program, Role
@@ -74,6 +74,9 @@ class Plan:
     whole: bool
     """Whether one piece is everything, forward and backward."""
 
+    device: Cut | None = None
+    """The pieces as an IPU runs them; ``None``: just as they run here. The host computes less of them again."""
+
     overlap_loads: bool = True
     """Phased: whether a phase is loaded while the one before is put away."""
 
@@ -81,9 +84,20 @@ class Plan:
 
     @property
     def stashed(self) -> list[Edge]:
-        """What is kept between the forward and the backward pass of a micro-batch."""
+        """What an IPU keeps between the forward and the backward pass of a micro-batch."""
         first = len(self.parts)
-        return [e for e in self.edges if e.producer < first and any(c >= first for c in e.consumers)]
+        return [e for e in self.device_edges if e.producer < first and any(c >= first for c in e.consumers)]
+
+    @property
+    def device_edges(self) -> list[Edge]:
+        """What the pieces hand to each other on IPUs."""
+        return self.edges if self.device is None else self.device.edges
+
+    @property
+    def device_stages(self) -> dict[int, StageProgram]:
+        """The pieces as an IPU runs them, by slot."""
+        stages = [s.description for s in self.stages] if self.device is None else self.device.stages
+        return {stage.slot: stage for stage in stages}
 
     @property
     def phases(self) -> list[int]:
@@ -100,25 +114,37 @@ def make_plan(
     recomputation: Recomputation,
     generate: Callable[[Program], Generated],
     *,
+    on_host: Recomputation | None = None,
     overlap_loads: bool = True,
 ) -> Plan | None:
-    """Cut the program into pieces and generate the code of each; ``None`` if it stays in one piece."""
+    """Cut the program into pieces and generate the code of each; ``None`` if it stays in one piece.
+
+    The program becomes what an IPU runs, with ``recomputation``. The code follows ``on_host``, if that is given.
+    """
     division = partition(program, ordering.division)
-    done = recompute(program, division, recomputation) if program.training else ""
+    if not program.training:
+        on_host = None
+    if on_host is not None:
+        host_program, copied = copy_of(program)
+        host_division = division.of_copy(copied)
+    log = [f"recompute {recompute(program, division, recomputation)}"] if program.training else []
     if len(division.parts) == 1:
         return None
-    cut = split(program, division)
-    plan = Plan(
+    cut = device = split(program, division)
+    if on_host is not None:
+        log.append(f"recompute on the host {recompute(host_program, host_division, on_host)}")
+        cut = split(host_program, host_division)
+    return Plan(
         ordering=ordering,
         parts=division.parts,
         stages=[Stage.of(s, generate) for s in cut.stages],
         edges=cut.edges,
         carried=cut.carried,
         whole=False,
+        device=None if device is cut else device,
         overlap_loads=overlap_loads,
+        log=[*log, *str(device).splitlines()],
     )
-    plan.log = [f"recompute {done}", *str(cut).splitlines()] if done else str(cut).splitlines()
-    return plan
 
 
 def whole_plan(program: Program, generated: Generated) -> Plan:

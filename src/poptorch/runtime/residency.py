@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from poptorch.compiler.passes.stages import StageProgram
 from poptorch.executable.executable import Executable
 from poptorch.executable.plan import Ordering, Plan
 from poptorch.runtime.schedule import Kind
@@ -61,28 +62,29 @@ class Residency:
 
 
 def scheduled_stash_bytes(plan: Plan, graph: TaskGraph) -> int:
-    """The most bytes of values between parts that are alive at once when every task runs in its own tick.
+    """The most bytes of values between parts that are alive at once on IPUs, where every task runs in its tick.
 
     It is what a schedule needs for activations, on all replicas together: a value lives from the tick that makes it to
     the end of the last tick that uses it.
     """
-    ticks: dict[int, list[Task]] = {}
+    edges, pieces = plan.device_edges, plan.device_stages
+    ticks: dict[int, list[tuple[StageProgram, Task]]] = {}
     for task in graph.tasks:
-        if task.stage is not None:
-            ticks.setdefault(task.tick, []).append(task)
+        piece = None if task.stage is None else pieces.get(plan.stages[task.stage].description.slot)
+        if piece is not None:
+            ticks.setdefault(task.tick, []).append((piece, task))
     left: dict[tuple[int, int, int], int] = {}
     live = peak = 0
     for now in sorted(ticks):
-        stages = [(plan.stages[task.stage].description, task) for task in ticks[now] if task.stage is not None]
-        for description, task in stages:
-            for edge in description.sends:
-                left[edge, task.job.micro, task.replica] = len(plan.edges[edge].consumers)
-                live += plan.edges[edge].num_bytes
+        for piece, task in ticks[now]:
+            for edge in piece.sends:
+                left[edge, task.job.micro, task.replica] = len(edges[edge].consumers)
+                live += edges[edge].num_bytes
         peak = max(peak, live)
-        for description, task in stages:
-            for edge in description.receives:
+        for piece, task in ticks[now]:
+            for edge in piece.receives:
                 key = edge, task.job.micro, task.replica
                 left[key] -= 1
                 if not left[key]:
-                    live -= plan.edges[edge].num_bytes
+                    live -= edges[edge].num_bytes
     return peak

@@ -8,14 +8,14 @@ more than that. So generated code returns the factors, wherever they take no mor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from poptorch.compiler.codegen.interpret import Generated
-from poptorch.compiler.passes.graphs import remove_dead_code, storage_root
+from poptorch.compiler.passes.graphs import copy_of, remove_dead_code, storage_root
 from poptorch.compiler.program import Program, is_write, value_of
 
 aten = torch.ops.aten
@@ -136,21 +136,13 @@ def _untransposed(node: Any) -> tuple[fx.Node, bool]:
 
 def _with_factors(program: Program, products: Sequence[_Factors]) -> Program:
     """The program with left factors in place of gradients and right factors behind all other outputs."""
-    graph = fx.Graph()
-    copied: dict[fx.Node, fx.Node] = {}
-    values = graph.graph_copy(program.graph, copied)
-    assert isinstance(values, tuple)
-    outputs: list[Any] = list(values)
+    factored, copied = copy_of(program)
+    outputs: list[Any] = factored.output_values()
     for product in products:
         outputs[product.position] = copied[product.left]
     outputs += [copied[product.right] for product in products]
-    graph.output(tuple(outputs))
+    factored.output_node.args = (tuple(outputs),)
     names = [program.gradients[p.position - len(program.results)] for p in products]
-    factored = replace(
-        program,
-        graph_module=fx.GraphModule(program.graph_module, graph),
-        anchors=[*program.anchors, *(f"factor of {name}" for name in names)],
-        log=[*program.log],
-    )
+    factored.anchors = [*program.anchors, *(f"factor of {name}" for name in names)]
     remove_dead_code(factored)
     return factored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,6 +77,16 @@ def remove_dead_code(program: Program) -> int:
     before = len(program.graph.nodes)
     program.graph.eliminate_dead_code(has_side_effect)
     return before - len(program.graph.nodes)
+
+
+def copy_of(program: Program) -> tuple[Program, dict[fx.Node, fx.Node]]:
+    """The same program in a graph of its own, and the new node of each old one."""
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    values = graph.graph_copy(program.graph, copied)
+    graph.output(values)
+    module = fx.GraphModule(program.graph_module, graph)
+    return replace(program, graph_module=module, log=[*program.log]), copied
 
 
 def insert_call(

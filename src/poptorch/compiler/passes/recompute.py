@@ -26,7 +26,7 @@ Keep = Callable[[fx.Node, int], bool]
 
 
 class Recomputation(enum.IntEnum):
-    """The values of the backend option ``autoRecomputation``."""
+    """The values of the backend option ``autoRecomputation``, and what a host does of its own accord."""
 
     OFF = 0
     STANDARD = 1
@@ -40,6 +40,10 @@ class Recomputation(enum.IntEnum):
 
     EVERYTHING = 4
     """Keep the inputs of each part."""
+
+    CHEAP = -1
+    """Compute element-wise functions of kept values again. Not a value of the option: it is what a host does, where
+    few micro-batches are under way at once, in place of ``PIPELINE``."""
 
 
 def recompute(program: Program, partition: Partition, mode: Recomputation) -> str:
@@ -136,6 +140,9 @@ def _kept_values(program: Program, partition: Partition, mode: Recomputation) ->
     if mode is Recomputation.NORMS:
         again = _norms(program)
         return lambda node: node not in again
+    if mode is Recomputation.CHEAP:
+        cheap = _cheap(program, partition)
+        return lambda node: node not in cheap
     borders = _borders(program, partition) if mode is Recomputation.STANDARD else set()
     return lambda node: node in borders or _must_stay(node)
 
@@ -170,6 +177,28 @@ def _norms(program: Program) -> set[fx.Node]:
         if is_norm or (from_norm and follows):
             result.add(node)
     return result
+
+
+def _cheap(program: Program, partition: Partition) -> set[fx.Node]:
+    """Element-wise functions, and views, of values that the backward pass of the same part looks at anyway."""
+    forwards, slots = partition.forwards, partition.slots
+    read: dict[int, set[fx.Node]] = {}
+    for node in program.operations():
+        if not is_write(node) and slots[node] >= forwards:
+            read.setdefault(partition.part_of(slots[node]), set()).update(node.all_input_nodes)
+    result: set[fx.Node] = set()
+    for node in program.operations():
+        if slots[node] < forwards and _is_elementwise(node):
+            there = read.get(slots[node], set())
+            if all(o.op == "placeholder" or o in there or o in result for o in node.all_input_nodes):
+                result.add(node)
+    return result
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    if info_of(node).random is not None or is_write(node):
+        return False
+    return is_view(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _borders(program: Program, partition: Partition) -> set[fx.Node]:

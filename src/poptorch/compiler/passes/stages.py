@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -67,6 +67,10 @@ class Partition:
     def is_backward(self, slot: int) -> bool:
         """Whether the slot is the backward pass of its part."""
         return slot >= len(self.parts)
+
+    def of_copy(self, copied: Mapping[fx.Node, fx.Node]) -> Partition:
+        """The same parts for a copy of the program, given the new node of each old one."""
+        return Partition(list(self.parts), {copied[node]: slot for node, slot in self.slots.items()})
 
 
 # -- assigning operations to slots ---------------------------------------------------------------------------------
@@ -294,13 +298,6 @@ class Cut:
     stages: list[StageProgram]
     edges: list[Edge]
     carried: list[Carried]
-
-    def stashed(self) -> list[Edge]:
-        """What is kept between the forward and the backward pass of a micro-batch."""
-        first_backward = self.partition.forwards
-        return [
-            e for e in self.edges if e.producer < first_backward and any(c >= first_backward for c in e.consumers)
-        ]
 
     def __str__(self) -> str:
         lines = []
