@@ -358,13 +358,13 @@ def measure_memory(kind: str, shape: Shape, recompute: bool) -> None:
     """In a process of its own: the peak of the steps, what lives between them, and what the schedule must keep."""
     from memory import MIB, peak_memory
 
-    from poptorch.runtime.residency import scheduled_stash_bytes
+    from poptorch.runtime.residency import scheduled_activation_bytes
 
     executor = make_executor(kind, shape, stages=4, replicas=4, micro_batches=4 * MICRO_BATCHES, recompute=recompute)
     data = batch(kind, shape, 4 * MICRO_BATCHES)
     found = peak_memory(lambda: lambda: executor(*data))
     runner = executor._engine.parallel
-    print(found["peak"], found["live"], scheduled_stash_bytes(runner.plan, runner.graph) / MIB)
+    print(found["peak"], found["live"], scheduled_activation_bytes(runner.plan, runner.graph) / MIB)
 
 
 def draw(path: str, quick: bool) -> None:

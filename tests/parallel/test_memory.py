@@ -18,7 +18,7 @@ import poptorch
 from poptorch.compiler.codegen import levels
 from poptorch.executable.locations import Category
 from poptorch.runtime import parallel, workers
-from poptorch.runtime.residency import scheduled_stash_bytes
+from poptorch.runtime.residency import scheduled_activation_bytes
 
 
 class Lifetimes:
@@ -190,7 +190,7 @@ def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeyp
     with Allocations() as allocations:
         executor(*data)
     runner = executor._engine.parallel
-    needed = scheduled_stash_bytes(runner.plan, runner.graph)
+    needed = scheduled_activation_bytes(runner.plan, runner.graph)
     assert needed > 10 * sum(p.nbytes for p in model.parameters())
     assert allocations.peak <= 1.2 * needed
     assert runner.residency.peak_stash_bytes <= needed
@@ -202,7 +202,7 @@ def test_what_a_schedule_needs():
     runner = executor._engine.parallel
     assert {edge.num_bytes for edge in runner.plan.edges if edge.num_bytes > 4} == {4 * 64 * 4}
     sizes = [edge.num_bytes for edge in runner.plan.edges]
-    assert max(sizes) < scheduled_stash_bytes(runner.plan, runner.graph) <= 3 * sum(sizes)
+    assert max(sizes) < scheduled_activation_bytes(runner.plan, runner.graph) <= 3 * sum(sizes)
 
 
 # -- locations -----------------------------------------------------------------------------------------------------

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from poptorch.compiler.codegen.factors import Gradient, Product
 from poptorch.executable.executable import Executable
+from poptorch.runtime.products import WaitingProducts
 from poptorch.runtime.workers import Rest
+
+_LEAST_ALONE = 64
+"""How long the last product of a round must be for the ones before to be multiplied without it: each reads and writes
+the accumulator once, which takes as long as a product of 32."""
 
 
 class GradientAccumulator:
@@ -26,7 +30,7 @@ class GradientAccumulator:
         self._count = executable.loop.micro_batches_per_update if count is None else count
         self._running = executable.running_mean
         self._totals: list[torch.Tensor] | None = None
-        self._products = [_Products(self._running, executable.loop.replicas) for _ in self._names]
+        self._products = [WaitingProducts(self._running, executable.loop.replicas) for _ in self._names]
         self._seen = 0
 
     def add(self, gradients: Sequence[Gradient], replica: int = 0) -> None:
@@ -63,12 +67,17 @@ class GradientAccumulator:
         whole = gradient.value() if isinstance(gradient, Product) else gradient
         return whole.to(wanted)
 
-    def unfinished(self) -> list[Callable[[], Any]]:
-        """After the last gradients: what :meth:`take` would have to do first, in pieces for several threads."""
+    def close(self, least: int = 0) -> None:
+        """Whatever comes now is not to be multiplied together with what came before; see :class:`WaitingProducts`."""
+        for products in self._products:
+            products.close(least)
+
+    def unfinished(self) -> list[Callable[[], None]]:
+        """What :meth:`take` would have to do first, of all before :meth:`close`, in pieces for several threads."""
         return [
-            partial(products.finish, total)
+            partial(products.multiply, total)
             for total, products in zip(self._totals or (), self._products, strict=False)
-            if products
+            if products.are_closed
         ]
 
     def take(self) -> dict[str, torch.Tensor]:
@@ -87,52 +96,6 @@ class GradientAccumulator:
         self._seen = 0
         for products in self._products:
             products.reset()
-
-
-class _Products:
-    """Gradients of one parameter that are not multiplied yet.
-
-    They wait until together they are half as large as the gradient: then the accumulator is read and written once for
-    all of them, and one long product is faster than several short ones. With four replicas or more, whose memory is to
-    be that of their activations, it is a quarter. When that happens depends on sizes alone, so the result does not
-    depend on who computed what, and when.
-    """
-
-    def __init__(self, running: bool, replicas: int) -> None:
-        self._running = running
-        self._share = 4 if replicas >= 4 else 2
-        self._waiting: list[Product] = []
-        self._elements = 0
-        self._added = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, product: Product, total: torch.Tensor) -> None:
-        self._waiting.append(product)
-        self._elements += product.elements
-        if self._share * (self._elements + product.elements) > total.numel():  # the next one would be too many
-            self._multiply(total)
-
-    def finish(self, total: torch.Tensor) -> None:
-        self._multiply(total)
-        self._added = 0
-
-    def reset(self) -> None:
-        self._waiting.clear()
-        self._elements = self._added = 0
-
-    def _multiply(self, total: torch.Tensor) -> None:
-        if not self._waiting:
-            return
-        before, self._added = self._added, self._added + len(self._waiting)
-        product = Product.sum(self._waiting)
-        self._waiting.clear()
-        self._elements = 0
-        if self._running:
-            product.add_to(total, keep=before / self._added, share=1.0 / self._added)
-        else:
-            product.add_to(total, keep=1.0 if before else 0.0)
 
 
 class GroupedAccumulator:
@@ -166,7 +129,12 @@ class GroupedAccumulator:
         if common:
             self._common.add(common)
 
-    def unfinished(self) -> list[Callable[[], Any]]:
+    def close(self, least: int = 0) -> None:
+        """As in :class:`GradientAccumulator`."""
+        for accumulator in (self._common, *self._rows.values()):
+            accumulator.close(least)
+
+    def unfinished(self) -> list[Callable[[], None]]:
         """As in :class:`GradientAccumulator`."""
         return [piece for a in (self._common, *self._rows.values()) for piece in a.unfinished()]
 
@@ -186,7 +154,7 @@ class GroupedAccumulator:
             accumulator.reset()
 
 
-def _all_done(piece: Callable[[], Any]) -> Sequence[Rest]:
+def _all_done(piece: Callable[[], None]) -> Sequence[Rest]:
     piece()
     return ()
 
@@ -216,7 +184,8 @@ class OrderedGradients:
     def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
         """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
 
-        Behind the last one there may be work to do, which is returned in pieces for any number of threads.
+        There may be work to do behind the last one, and the one before, which is returned in pieces for any number of
+        threads.
         """
         return self._stages[stage].add(micro * self._replicas + replica, gradients)
 
@@ -258,8 +227,13 @@ class _OrderedStage:
                 replica = self._next % self._replicas
                 self._next += 1
             self._accumulator.add(ready, replica)
-        if not last:
+            if self._next == self._count - 1:
+                # Whoever has nothing else to do can multiply these while the last micro-batch is still under way.
+                self._accumulator.close(least=_LEAST_ALONE)
+        if self._next < self._count - 1:
             return ()
+        if last:
+            self._accumulator.close()
         return [partial(_all_done, piece) for piece in self._accumulator.unfinished()]
 
     def take(self) -> dict[str, torch.Tensor]:

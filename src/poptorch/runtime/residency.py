@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import torch
+from torch import fx
+
+from poptorch.compiler.passes.graphs import memory_root
 from poptorch.compiler.passes.stages import StageProgram
+from poptorch.compiler.program import Program
 from poptorch.executable.executable import Executable
 from poptorch.executable.plan import Ordering, Plan
 from poptorch.runtime.schedule import Kind
@@ -61,13 +66,15 @@ class Residency:
         self.peak_stash_bytes = max(self.peak_stash_bytes, peak_bytes)
 
 
-def scheduled_stash_bytes(plan: Plan, graph: TaskGraph) -> int:
-    """The most bytes of values between parts that are alive at once on IPUs, where every task runs in its tick.
+def scheduled_activation_bytes(plan: Plan, graph: TaskGraph) -> int:
+    """The most bytes of activations alive at once on IPUs, on all replicas together, where every task runs in its tick.
 
-    It is what a schedule needs for activations, on all replicas together: a value lives from the tick that makes it to
-    the end of the last tick that uses it.
+    A value between pieces lives from the tick that makes it to the end of the last tick that uses it. Beside it there
+    is what each running piece needs for itself: where a forward pass is run again, its values are alive for a second
+    time, on all IPUs at once.
     """
     edges, pieces = plan.device_edges, plan.device_stages
+    inside = {slot: working_bytes(piece.program) for slot, piece in pieces.items()}
     ticks: dict[int, list[tuple[StageProgram, Task]]] = {}
     for task in graph.tasks:
         piece = None if task.stage is None else pieces.get(plan.stages[task.stage].description.slot)
@@ -80,11 +87,34 @@ def scheduled_stash_bytes(plan: Plan, graph: TaskGraph) -> int:
             for edge in piece.sends:
                 left[edge, task.job.micro, task.replica] = len(edges[edge].consumers)
                 live += edges[edge].num_bytes
-        peak = max(peak, live)
+        peak = max(peak, live + sum(inside[piece.slot] for piece, _ in ticks[now]))
         for piece, task in ticks[now]:
             for edge in piece.receives:
                 key = edge, task.job.micro, task.replica
                 left[key] -= 1
                 if not left[key]:
                     live -= edges[edge].num_bytes
+    return peak
+
+
+def working_bytes(program: Program) -> int:
+    """The most bytes alive at once while a piece runs, without its inputs and outputs."""
+    kept = {memory_root(value) for value in program.output_values()}
+    last_use: dict[fx.Node, fx.Node] = {}
+    for node in program.operations():
+        last_use.update(dict.fromkeys(map(memory_root, node.all_input_nodes), node))
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for value, user in last_use.items():
+        dying.setdefault(user, []).append(value)
+
+    def size(node: fx.Node) -> int:
+        value = node.meta.get("val")
+        own = node.op == "call_function" and memory_root(node) is node and node not in kept
+        return value.numel() * value.element_size() if own and isinstance(value, torch.Tensor) else 0
+
+    live = peak = 0
+    for node in program.operations():
+        live += size(node) if node in last_use else 0
+        peak = max(peak, live)
+        live -= sum(map(size, dying.get(node, ())))
     return peak

@@ -52,6 +52,11 @@ class Product:
         return self.left.numel() + self.right.numel()
 
     @property
+    def length(self) -> int:
+        """How many products of numbers are added up for each element."""
+        return self.factors[0].shape[1]
+
+    @property
     def shape(self) -> tuple[int, int]:
         left, right = self.factors
         return left.shape[0], right.shape[1]
