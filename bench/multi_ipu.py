@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python bench/multi_ipu.py            # the table
     PYTHONPATH=src python bench/multi_ipu.py --level interpret
+    PYTHONPATH=src python bench/multi_ipu.py --kinds bert --rows 1 2 4 8   # other sizes of a micro-batch
     PYTHONPATH=src python bench/multi_ipu.py --memory   # only peak memory on 16 virtual IPUs
     PYTHONPATH=src python bench/multi_ipu.py --draw docs/images/pipeline.svg  # the picture in the documentation
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
@@ -14,6 +15,7 @@ should run on the machine.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import resource
@@ -49,6 +51,10 @@ class Shape:
     layers: int
     rows: int
     sequence: int = 0
+
+    def arguments(self) -> list[str]:
+        """For the command line of a worker."""
+        return list(map(str, dataclasses.astuple(self)))
 
 
 SHAPES = {"mlp": Shape(1024, 8, 64), "bert": Shape(256, 4, 8, 64)}
@@ -125,17 +131,17 @@ def ours(
     stages: int = 1,
     replicas: int = 1,
     micro_batches: int,
-    recompute: bool = True,
+    recomputation: int | None = None,
 ) -> Step:
     executor = make_executor(
-        kind, shape, stages=stages, replicas=replicas, micro_batches=micro_batches, recompute=recompute
+        kind, shape, stages=stages, replicas=replicas, micro_batches=micro_batches, recomputation=recomputation
     )
     data = batch(kind, shape, micro_batches)
     return lambda: executor(*data)
 
 
 def make_executor(
-    kind: str, shape: Shape, *, stages: int, replicas: int, micro_batches: int, recompute: bool
+    kind: str, shape: Shape, *, stages: int, replicas: int, micro_batches: int, recomputation: int | None = None
 ) -> poptorch.PoplarExecutor:
     import poptorch
 
@@ -143,8 +149,8 @@ def make_executor(
     model = Annotated(Body(kind, shape), stages)
     options = poptorch.Options().replicationFactor(replicas).autoRoundNumIPUs(True).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(micro_batches // replicas)
-    if not recompute:
-        options._Popart.set("autoRecomputation", 0)
+    if recomputation is not None:
+        options._Popart.set("autoRecomputation", recomputation)
     return poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
@@ -220,9 +226,9 @@ def eager(kind: str, shape: Shape) -> Step:
 class TwoProcesses:
     """This file twice under gloo, waiting for its turns."""
 
-    def __init__(self, worker: str, kind: str, quick: bool) -> None:
+    def __init__(self, worker: str, kind: str, shape: Shape) -> None:
         self._worker = worker
-        command = [sys.executable, __file__, "--worker", worker, "--kind", kind, *["--quick"] * quick]
+        command = [sys.executable, __file__, "--worker", worker, "--kind", kind, "--shape", *shape.arguments()]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -275,33 +281,38 @@ def row(name: str, mine: float, other: float, wanted: float) -> None:
     print(f"{name:<58} {mine * 1e3:>9.2f} {other * 1e3:>9.2f} {ratio:>7.2f}x  goal {wanted:.2f}x{mark}", flush=True)
 
 
-def table(quick: bool, rounds: int, level: str, kinds: Sequence[str]) -> None:
-    shapes = QUICK if quick else SHAPES
+def table(shapes: Sequence[tuple[str, Shape]], rounds: int, level: str) -> None:
     print(f"{f'ms per step, level {level}':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
-    for kind in kinds:
-        peers = {name: TwoProcesses(name, kind, quick) for name in ("pipelining", "ddp")}
+    for kind, shape in shapes:
+        peers = {name: TwoProcesses(name, kind, shape) for name in ("pipelining", "ddp")}
         try:
-            times = take_turns(contenders(kind, shapes[kind], peers), rounds)
+            times = take_turns(contenders(kind, shape, peers), rounds)
         finally:
             for peer in peers.values():
                 peer.end()
         for name, mine, other, goal in COMPARISONS:
-            row(f"{kind}: {name}", times[mine], times[other], goal)
+            row(f"{title(kind, shape)}: {name}", times[mine], times[other], goal)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MiB")
-    memory_table(quick, kinds)
+
+
+def title(kind: str, shape: Shape) -> str:
+    """The name of a row; micro-batches of another size than usual are named."""
+    return kind if shape in (SHAPES[kind], QUICK[kind]) else f"{kind}, {shape.rows} rows"
 
 
 COMPARISONS = (
     ("2 stages against torch pipelining", "pipeline", "pipelining", 1.5),
-    ("2 stages, nothing recomputed, same", "pipeline, kept", "pipelining", 1.5),
+    ("2 stages, forward run again, same", "pipeline, again", "pipelining", 1.5),
     ("2 stages against our one IPU", "pipeline", "one", 1.0),
-    ("2 stages, nothing recomputed, same", "pipeline, kept", "one", 1.0),
+    ("2 stages, forward run again, same", "pipeline, again", "one", 1.0),
     ("2 replicas against DDP", "replicas", "ddp", 1.3),
     ("2 replicas against eager, one process", "replicas", "eager", 1.0),
     ("16 IPUs (4 stages x 4 replicas) against 1", "sixteen", "one, four times", 0.85),
-    ("16 IPUs, nothing recomputed, same", "sixteen, kept", "one, four times", 0.85),
+    ("16 IPUs, forward run again, same", "sixteen, again", "one, four times", 0.85),
 )
+RECOMPUTATIONS = {None: "as the host likes", 3: "forward run again", 0: "nothing run again"}
+"""Values of the option ``autoRecomputation``."""
 
 
 def contenders(kind: str, shape: Shape, peers: Mapping[str, TwoProcesses]) -> dict[str, Turn]:
@@ -309,12 +320,12 @@ def contenders(kind: str, shape: Shape, peers: Mapping[str, TwoProcesses]) -> di
     few, many = MICRO_BATCHES, 4 * MICRO_BATCHES  # 4 stages need 7 micro-batches on each of 4 replicas
     steps = {
         "pipeline": ours(kind, shape, stages=2, micro_batches=few),
-        "pipeline, kept": ours(kind, shape, stages=2, micro_batches=few, recompute=False),
+        "pipeline, again": ours(kind, shape, stages=2, micro_batches=few, recomputation=3),
         "one": ours(kind, shape, micro_batches=few),
         "replicas": ours(kind, shape, replicas=2, micro_batches=few),
         "eager": eager(kind, shape),
         "sixteen": ours(kind, shape, stages=4, replicas=4, micro_batches=many),
-        "sixteen, kept": ours(kind, shape, stages=4, replicas=4, micro_batches=many, recompute=False),
+        "sixteen, again": ours(kind, shape, stages=4, replicas=4, micro_batches=many, recomputation=3),
         "one, four times": ours(kind, shape, micro_batches=many),
     }
     return {
@@ -334,19 +345,19 @@ def take_turns(turns: Mapping[str, Turn], rounds: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def memory_table(quick: bool, kinds: Sequence[str]) -> None:
+def memory_table(shapes: Sequence[tuple[str, Shape]]) -> None:
     """Peak memory of a training step on 16 virtual IPUs, against what lives anyway and what the schedule keeps."""
     head = f"{'MiB, 16 IPUs (4 stages x 4 replicas)':<58} {'peak':>9} {'between':>9} {'beyond':>9} {'schedule':>9}"
     print(f"\n{head} {'ratio':>7}")
-    for kind in kinds:
-        for recompute in (True, False):
-            command = [sys.executable, __file__, "--worker", "memory", "--kind", kind]
-            command += ["--quick"] * quick + ["--keep-all"] * (not recompute)
+    for kind, shape in shapes:
+        for mode, described in RECOMPUTATIONS.items():
+            command = [sys.executable, __file__, "--worker", "memory", "--kind", kind, "--shape", *shape.arguments()]
+            command += [] if mode is None else ["--recomputation", str(mode)]
             run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
             peak, live, needed = map(float, run.stdout.split()[-3:])
             ratio = (peak - live) / needed
             mark = "" if ratio <= 1.2 else "  (short of the goal)"
-            name = f"{kind}: {'recomputed' if recompute else 'nothing recomputed'}"
+            name = f"{title(kind, shape)}: {described}"
             print(
                 f"{name:<58} {peak:>9.2f} {live:>9.2f} {peak - live:>9.2f} {needed:>9.2f} {ratio:>6.2f}x"
                 f"  goal <= 1.20x{mark}",
@@ -354,14 +365,15 @@ def memory_table(quick: bool, kinds: Sequence[str]) -> None:
             )
 
 
-def measure_memory(kind: str, shape: Shape, recompute: bool) -> None:
+def measure_memory(kind: str, shape: Shape, recomputation: int | None) -> None:
     """In a process of its own: the peak of the steps, what lives between them, and what the schedule must keep."""
     from memory import MIB, peak_memory
 
     from poptorch.runtime.residency import scheduled_activation_bytes
 
-    executor = make_executor(kind, shape, stages=4, replicas=4, micro_batches=4 * MICRO_BATCHES, recompute=recompute)
-    data = batch(kind, shape, 4 * MICRO_BATCHES)
+    many = 4 * MICRO_BATCHES
+    executor = make_executor(kind, shape, stages=4, replicas=4, micro_batches=many, recomputation=recomputation)
+    data = batch(kind, shape, many)
     found = peak_memory(lambda: lambda: executor(*data))
     runner = executor._engine.parallel
     print(found["peak"], found["live"], scheduled_activation_bytes(runner.plan, runner.graph) / MIB)
@@ -370,7 +382,7 @@ def measure_memory(kind: str, shape: Shape, recompute: bool) -> None:
 def draw(path: str, quick: bool) -> None:
     """The schedule of the fastest of some steps of the MLP on four IPUs."""
     shape = (QUICK if quick else SHAPES)["mlp"]
-    executor = make_executor("mlp", shape, stages=4, replicas=1, micro_batches=MICRO_BATCHES, recompute=True)
+    executor = make_executor("mlp", shape, stages=4, replicas=1, micro_batches=MICRO_BATCHES)
     data = batch("mlp", shape, MICRO_BATCHES)
     fastest = float("inf")
     executor(*data)
@@ -393,24 +405,35 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="only the table of memory")
     parser.add_argument("--draw", metavar="FILE", help="only the schedule of a 4-stage pipeline")
     parser.add_argument("--worker", choices=("pipelining", "ddp", "memory"), help=argparse.SUPPRESS)
-    parser.add_argument("--keep-all", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, nargs="*", help="samples of a micro-batch (default: 64, bert 8)")
+    parser.add_argument("--recomputation", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--shape", type=int, nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     rounds = arguments.rounds or (1 if arguments.quick else 7)
-    if arguments.worker is None:
+    if arguments.worker == "memory":
+        measure_memory(arguments.kind, Shape(*arguments.shape), arguments.recomputation)
+    elif arguments.worker is not None:
+        run_worker(arguments.worker, arguments.kind, Shape(*arguments.shape))
+    else:
         os.environ["POPTORCH_CODEGEN"] = arguments.level
+        shapes = chosen_shapes(arguments)
         if arguments.draw:
             draw(arguments.draw, arguments.quick)
-        elif arguments.memory:
-            memory_table(arguments.quick, arguments.kinds)
-        else:
-            table(arguments.quick, rounds, arguments.level, arguments.kinds)
-        return
-    shape = (QUICK if arguments.quick else SHAPES)[arguments.kind]
-    if arguments.worker == "memory":
-        measure_memory(arguments.kind, shape, not arguments.keep_all)
-    else:
-        run_worker(arguments.worker, arguments.kind, shape)
+            return
+        if not arguments.memory:
+            table(shapes, rounds, arguments.level)
+        memory_table(shapes)
+
+
+def chosen_shapes(arguments: argparse.Namespace) -> list[tuple[str, Shape]]:
+    shapes = QUICK if arguments.quick else SHAPES
+    rows = arguments.rows or [None]
+    return [
+        (kind, shapes[kind] if count is None else dataclasses.replace(shapes[kind], rows=count))
+        for kind in arguments.kinds
+        for count in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread, no environment of the developer's, log levels put back."""
+"""What holds for every test: one thread in operations, workers at work, no environment of the developer's."""
 
 from __future__ import annotations
 
@@ -43,3 +43,11 @@ def _usual_logging() -> Iterator[None]:
     _logging.setPopartLogLevel("WARN")
     _logging.set_repeat_limit(_logging.DEFAULT_REPEAT_LIMIT)
     _logging.forget_said()
+
+
+@pytest.fixture(autouse=True)
+def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of tests are so small that one thread would run all of their pieces."""
+    from poptorch.runtime import tasks
+
+    monkeypatch.setattr(tasks, "_LEAST_SECONDS", 0.0)

@@ -92,9 +92,11 @@ def test_backward_pieces_mirror_the_forward_ones():
 
 def run_again(stages):
     """How many operations of each backward pass are second executions; views cost nothing."""
-    return {
-        s.part: sum(info_of(n).recomputed and not is_view(n) for n in s.program.operations()) for s in stages if s.backward
-    }
+
+    def count(program):
+        return sum(info_of(n).recomputed and not is_view(n) for n in program.operations())
+
+    return {s.part: count(s.program) for s in stages if s.backward}
 
 
 def test_pipelines_recompute_all_but_the_last_stage():

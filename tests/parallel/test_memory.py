@@ -18,7 +18,7 @@ import poptorch
 from poptorch.compiler.codegen import levels
 from poptorch.executable.locations import Category
 from poptorch.runtime import parallel, workers
-from poptorch.runtime.residency import scheduled_activation_bytes
+from poptorch.runtime.residency import scheduled_activation_bytes, working_bytes
 
 
 class Lifetimes:
@@ -202,7 +202,22 @@ def test_what_a_schedule_needs():
     runner = executor._engine.parallel
     assert {edge.num_bytes for edge in runner.plan.edges if edge.num_bytes > 4} == {4 * 64 * 4}
     sizes = [edge.num_bytes for edge in runner.plan.edges]
-    assert max(sizes) < scheduled_activation_bytes(runner.plan, runner.graph) <= 3 * sum(sizes)
+    inside = {slot: working_bytes(stage.program) for slot, stage in runner.plan.device_stages.items()}
+    needed = scheduled_activation_bytes(runner.plan, runner.graph)
+    assert max(sizes) + inside[3] < needed <= 3 * sum(sizes) + sum(inside.values())
+
+
+def test_what_pieces_need_inside():
+    """Activations of one layer are 1 KiB. What is kept for the backward pass is not inside, but between the pieces."""
+    activation = 4 * 64 * 4
+    inside = {}
+    for mode in (0, 3):
+        plan = lifetimes_of(mode)[1]._engine.parallel.plan
+        inside[mode] = {slot: working_bytes(stage.program) for slot, stage in plan.device_stages.items()}
+    assert inside[0][0] == activation  # a product, on its way to the tanh that is kept
+    assert inside[3][0] == 2 * activation  # nothing is kept: operand and result
+    assert inside[3][3] >= 4 * activation > inside[0][3]  # three layers of stage 0 again, and a gradient
+    assert inside[3][2] == inside[0][2]  # the last stage is never run again
 
 
 # -- locations -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch.runtime import tasks
 from poptorch.runtime.schedule import Kind
+from poptorch.runtime.tasks import width
 
 
 class Stages(nn.Module):
@@ -79,3 +81,43 @@ def test_micro_batches_of_stages_that_leave_something_behind_follow_each_other(k
     for part in range(3):
         assert (Kind.FORWARD, part, 0) in order[Kind.FORWARD, part, 1]
         assert (Kind.BACKWARD, part, 0) in order[Kind.BACKWARD, part, 1]
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_that_take_no_longer_than_handing_them_over_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = runner(Stages()).plan
+    monkeypatch.undo()  # other tests let workers run whatever can run in parallel
+    assert tasks._LEAST_SECONDS > 0
+    assert width(plan, replicas=1) == 1
+    monkeypatch.setattr(tasks, "_LEAST_SECONDS", 1e-9)
+    assert width(plan, replicas=1) == 3
+    assert width(plan, replicas=2) == 6
+
+
+def test_what_an_operation_of_another_library_takes_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = runner(Stages(prints=True)).plan
+    monkeypatch.undo()
+    assert width(plan, replicas=1) == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_one_thread_gives_the_bits_of_several(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Stages()
+        options = poptorch.Options().autoRoundNumIPUs(True).randomSeed(1)
+        x = torch.randn(6, 4)
+        if not training:
+            return [poptorch.inferenceModel(model.eval(), options.deviceIterations(6))(x)]
+        options.Training.gradientAccumulation(6)
+        wrapped = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+        losses = [wrapped(x).clone() for _ in range(3)]
+        wrapped.copyWeightsToHost()
+        return [*losses, *(p.detach().clone() for p in model.parameters())]
+
+    several = run()
+    monkeypatch.setattr(tasks, "_LEAST_SECONDS", float("inf"))
+    for a, b in zip(several, run(), strict=True):
+        assert torch.equal(a, b)

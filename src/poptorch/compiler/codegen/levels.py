@@ -18,6 +18,7 @@ from poptorch import environment
 from poptorch._logging import log_once
 from poptorch.compiler.codegen.inductor import Entry, Target, compiler_exists
 from poptorch.compiler.program import Program
+from poptorch.ops.hints import HINTS, NOP
 
 _SECONDS_PER_CALL = 5e-6
 _BYTES_PER_SECOND = 5e9
@@ -100,6 +101,19 @@ def calls_before_switch(program: Program, micro_batches: int) -> int:
 def estimated_seconds(program: Program) -> float:
     """A rough time for one micro-batch, from the graph alone."""
     return sum(_operation_seconds(node) for node in program.operations()) or _SECONDS_PER_CALL
+
+
+def estimated_work(program: Program) -> float:
+    """A rough time for what the operations of a micro-batch do, without the calls; unknown ones take for ever."""
+    nodes = list(program.operations())
+    if not all(map(_is_known, nodes)):
+        return math.inf
+    return sum(_operation_seconds(node) - _SECONDS_PER_CALL for node in nodes)
+
+
+def _is_known(node: fx.Node) -> bool:
+    namespace = getattr(node.target, "namespace", "aten")
+    return namespace in ("aten", "prims") or node.target in (NOP, *HINTS)
 
 
 def _operation_seconds(node: fx.Node) -> float:
