@@ -8,7 +8,8 @@
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
 
 Every row is one comparison in one run on the same work: the same model, the same global batch, the same optimizer.
-Contenders take turns of a few steps, and medians are compared. Ratios above one mean that we are faster. Nothing else
+Contenders take turns of a few steps, and medians are compared. Ratios above one mean that we are faster. The rows of
+products and attention alone say what a contender would reach for which everything else took no time. Nothing else
 should run on the machine.
 """
 
@@ -207,6 +208,50 @@ def ddp_worker(kind: str, shape: Shape) -> Step:
     return step
 
 
+def library_worker(kind: str, shape: Shape) -> Step:
+    """One of two processes that only call the library for the matrix products and the attention of half a step.
+
+    Contenders use the same library for the same products: what they can gain is the rest.
+    """
+    import torch.distributed as dist
+
+    width, rows = shape.width, shape.rows * max(1, shape.sequence)
+    sizes = [(width, width)] if kind == "mlp" else [(width, 3 * width), (width, width), (width, 4 * width)]
+    sizes += [(4 * width, width)] * (kind == "bert")
+    calls = [call for inputs, outputs in sizes for call in products(rows, inputs, outputs)]
+    if kind == "bert":
+        calls.append(attention(shape))
+
+    def step() -> None:
+        for _ in range(MICRO_BATCHES // 2 * shape.layers):
+            for call in calls:
+                call()
+        dist.barrier()
+
+    return step
+
+
+def products(rows: int, inputs: int, outputs: int) -> list[Step]:
+    """What a linear layer multiplies: forward, and the gradients of its input and its weight."""
+    x, y, weight = torch.randn(rows, inputs), torch.randn(rows, outputs), torch.randn(outputs, inputs)
+    dx, dy, dw = map(torch.empty_like, (x, y, weight))
+    return [
+        lambda: torch.mm(x, weight.t(), out=dy),
+        lambda: torch.mm(y, weight, out=dx),
+        lambda: torch.mm(y.t(), x, out=dw),
+    ]
+
+
+def attention(shape: Shape) -> Step:
+    """Forward and backward pass of one layer's attention."""
+    query = torch.randn(shape.rows, 4, shape.sequence, shape.width // 4, requires_grad=True)
+
+    def call() -> None:
+        nn.functional.scaled_dot_product_attention(query, query, query).backward(query.detach())
+
+    return call
+
+
 def eager(kind: str, shape: Shape) -> Step:
     """The same work in one process with all cores inside operations."""
     torch.manual_seed(0)
@@ -265,26 +310,29 @@ def run_worker(name: str, kind: str, shape: Shape) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        step = {"pipelining": pipelining_worker, "ddp": ddp_worker}[name](kind, shape)
+        step = PEERS[name](kind, shape)
         for line in sys.stdin:
             print(seconds_per_step(step, int(line)), flush=True)
     finally:
         dist.destroy_process_group()
 
 
+PEERS = {"pipelining": pipelining_worker, "ddp": ddp_worker, "library": library_worker}
+
+
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
-def row(name: str, mine: float, other: float, wanted: float) -> None:
+def row(name: str, mine: float, other: float, wanted: float | None = None) -> None:
     ratio = other / mine
-    mark = "" if ratio >= wanted else "  (short of the goal)"
-    print(f"{name:<58} {mine * 1e3:>9.2f} {other * 1e3:>9.2f} {ratio:>7.2f}x  goal {wanted:.2f}x{mark}", flush=True)
+    goal = "" if wanted is None else f"  goal {wanted:.2f}x" + "  (short of the goal)" * (ratio < wanted)
+    print(f"{name:<58} {mine * 1e3:>9.2f} {other * 1e3:>9.2f} {ratio:>7.2f}x{goal}", flush=True)
 
 
 def table(shapes: Sequence[tuple[str, Shape]], rounds: int, level: str) -> None:
     print(f"{f'ms per step, level {level}':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
     for kind, shape in shapes:
-        peers = {name: TwoProcesses(name, kind, shape) for name in ("pipelining", "ddp")}
+        peers = {name: TwoProcesses(name, kind, shape) for name in PEERS}
         try:
             times = take_turns(contenders(kind, shape, peers), rounds)
         finally:
@@ -292,6 +340,8 @@ def table(shapes: Sequence[tuple[str, Shape]], rounds: int, level: str) -> None:
                 peer.end()
         for name, mine, other, goal in COMPARISONS:
             row(f"{title(kind, shape)}: {name}", times[mine], times[other], goal)
+        for name, peer in (("torch pipelining", "pipelining"), ("DDP", "ddp")):
+            row(f"{title(kind, shape)}: products and attention alone, {name}", times["library"], times[peer])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MiB")
 
@@ -404,7 +454,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", choices=tuple(SHAPES), default=tuple(SHAPES))
     parser.add_argument("--memory", action="store_true", help="only the table of memory")
     parser.add_argument("--draw", metavar="FILE", help="only the schedule of a 4-stage pipeline")
-    parser.add_argument("--worker", choices=("pipelining", "ddp", "memory"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=(*PEERS, "memory"), help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, nargs="*", help="samples of a micro-batch (default: 64, bert 8)")
     parser.add_argument("--recomputation", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--shape", type=int, nargs=4, help=argparse.SUPPRESS)

@@ -114,6 +114,12 @@ NOTES: tuple[Note, ...] = (
         "Regions always work, and every torch function is matched by its name.",
     ),
     Note(
+        "recomputation in pipelines",
+        "Forward stages are run again by default.",
+        "So they are for an IPU: in the program, the stash and the costs. The host, where few micro-batches are under "
+        "way at once, runs only element-wise functions again, unless `autoRecomputation` is set: then it does as told.",
+    ),
+    Note(
         "partial sums",
         "`Precision.setPartialsType(torch.half)` loses precision.",
         "The host sums in float32; the type is recorded for the cost model.",

@@ -188,7 +188,11 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
     "accumulationFactor": ("none", "use Options.Training.gradientAccumulation"),
     "accumulationAndReplicationReductionType": ("none", "use Options.Training.accumulationAndReplicationReductionType"),
     "meanAccumulationAndReplicationReductionStrategy": ("host", "when the division of a mean takes place"),
-    "autoRecomputation": ("host", "which activations are computed again in the backward pass"),
+    "autoRecomputation": (
+        "host",
+        "which activations are computed again in the backward pass; unless it is set, a pipeline on the host keeps "
+        "more than an IPU would (see parallel.md)",
+    ),
     "automaticLossScalingSettings.enabled": ("host", "the loss scale is adapted while training"),
     "automaticLossScalingSettings.binEdgeLocation": ("host", "which gradients count as too large"),
     "automaticLossScalingSettings.thresholdUpperCountProportion": ("host", "how many may be too large"),
