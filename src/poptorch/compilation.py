@@ -409,7 +409,7 @@ def _plan(program: Program, options: Any, ipus: int, make_code: Callable[[Progra
         ordering = Ordering.SHARDED
     default = Recomputation.PIPELINE if pipelined and program.training else Recomputation.OFF
     mode = Recomputation(int(backend_options.get("autoRecomputation", default)))
-    # What the user asks for is done. What is only the habit of an IPU would save nothing on a host.
+    # What the user asks for is done. What is only the habit of an IPU costs a host more than it saves.
     unasked = mode is Recomputation.PIPELINE and "autoRecomputation" not in backend_options
     on_host = Recomputation.CHEAP if unasked else None
     overlap = getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST
