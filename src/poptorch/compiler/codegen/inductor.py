@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from poptorch.compiler.codegen.kernels import prepare_compiler, wait_later
 
+aten = torch.ops.aten
+
 Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes its inputs as a list, which it empties, and returns its outputs."""
 
@@ -60,9 +62,47 @@ def decompose(function: Callable[..., tuple[Any, ...]], fakes: Sequence[torch.Te
     import torch._inductor.lowering  # some decompositions look for it without importing it
     from torch._inductor.decomposition import select_decomp_table
 
+    table = {**select_decomp_table(), aten.convolution_backward.default: _convolution_backward}
     with torch.no_grad():
-        graph_module = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="real")(*fakes)
+        graph_module = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
     return plain(graph_module)
+
+
+def _convolution_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> Any:
+    """The weight's gradient of a 1x1 convolution that skips pixels, as that of one which never saw them.
+
+    oneDNN 3.12 writes past the end of this gradient on processors with AVX2 and no more, where channels are the
+    innermost dimension, as Inductor likes them, and fewer than 8.
+    """
+    one_pixel = all(size == 1 for size in weight.shape[2:]) and not any(padding)
+    if transposed or not mask[1] or not one_pixel or weight.shape[1] >= 8 or all(step == 1 for step in stride):
+        return NotImplemented
+    seen = x
+    for axis in range(2, x.ndim):
+        seen = aten.slice.Tensor(seen, axis, 0, x.shape[axis], stride[(axis - 2) % len(stride)])
+    ones = [1] * (x.ndim - 2)
+    fixed = dilation, transposed, output_padding, groups
+    _, of_weight, of_bias = aten.convolution_backward.default(
+        gradient, seen, weight, bias, ones, padding, *fixed, [False, True, mask[2]]
+    )
+    of_input = None
+    if mask[0]:
+        of_input, _, _ = aten.convolution_backward.default(
+            gradient, x, weight, None, stride, padding, *fixed, [True, False, False]
+        )
+    return of_input, of_weight, of_bias
 
 
 def simplify(graph_module: fx.GraphModule) -> fx.GraphModule:
