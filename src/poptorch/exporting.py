@@ -22,6 +22,7 @@ from poptorch.errors import Error, createPoptorchError
 from poptorch.executable import cache
 from poptorch.executable import file as container
 from poptorch.executable.file import File
+from poptorch.executable.grouping import ReplicaGrouping
 from poptorch.executable.identity import identity
 from poptorch.executable.values import NotPlain, from_plain, to_plain
 from poptorch.ops.custom import registry
@@ -178,6 +179,7 @@ class Precompilation:
             "model": self.model,
             "optimizer": None if self._link is None else self._link.optimizer,
             "options": self._options,
+            "groups": self._groups,
         }
         buffer = io.BytesIO()
         try:
@@ -219,6 +221,7 @@ class Precompilation:
         @property
         def rng_state(self) -> list[int] | None: ...
 
+    _groups: dict[str, ReplicaGrouping]
     compile: Callable[..., None]
     copyWeightsToHostIfNeeded: Callable[[], bool]
     _compiled: Callable[[], tuple[Build, Engine]]
@@ -310,6 +313,7 @@ def load(filename: str, edit_opts_fn: Edit | None, wrap: Callable[..., Any]) -> 
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     executor = wrap(content["model"], options, stored.metadata["training"], optimizer=content["optimizer"])
+    executor._groups.update(content["groups"])
     executor._load_from(stored, trusted=True)
     if "rng" in stored.file:
         executor.rng_state = stored.file.json("rng")["state"]

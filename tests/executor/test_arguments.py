@@ -713,3 +713,48 @@ class TestCustomParsers:
             with pytest.raises(poptorch.Error, match="registerCustomArgParser"):
                 wrap(hide)(ones(2))
         assert wrap(lambda x: x + 1)(ones(1)).item() == 2
+
+
+class TestOneTensorForSeveralArguments:
+    """What is passed when the model is compiled says nothing about later calls."""
+
+    def test_results(self):
+        model = wrap(lambda a, b: (a - b, a * 2))
+        x = torch.ones(2)
+        assert model(x, x)[0].tolist() == [0.0, 0.0]
+        difference, double = model(x, torch.full((2,), 5.0))
+        assert difference.tolist() == [-4.0, -4.0]
+        assert double.tolist() == [2.0, 2.0]
+
+    def test_changes_in_place(self):
+        def forward(a, b):
+            a += 1.0
+            return a + b
+
+        model = wrap(forward)
+        model.compile(torch.zeros(2), torch.zeros(2))
+        both = torch.zeros(4)
+        model = wrap(forward)
+        model.compile(both[:3], both[1:])
+        a, b = torch.zeros(3), torch.full((3,), 2.0)
+        assert model(a, b).tolist() == [3.0, 3.0, 3.0]
+        assert a.tolist() == [1.0, 1.0, 1.0]
+        assert b.tolist() == [2.0, 2.0, 2.0]
+
+    def test_training(self):
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(layer.weight)
+
+        class WithLoss(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def forward(self, x, target):
+                return nn.functional.mse_loss(self.layer(x), target)
+
+        model = poptorch.trainingModel(WithLoss(), optimizer=torch.optim.SGD(layer.parameters(), lr=0.1))
+        x = torch.ones(1, 1)
+        model.compile(x, x)
+        assert model(x, 3 * x).item() == 4.0
+        assert layer.weight.item() == pytest.approx(1.4)

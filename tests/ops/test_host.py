@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import poptorch
+from poptorch.ops import host
 from poptorch.ops.host import HOST_CALL
 
 
@@ -191,3 +193,40 @@ def test_unused_calls_are_kept(capture) -> None:
     graph.recompile()
     graph(torch.ones(1))
     assert len(calls) == 2
+
+
+class WithHost(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = torch.nn.Linear(2, 2)
+        self.op = poptorch.CPU(self.host, "copied linear")
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.op(x) + 1
+
+
+def test_a_copy_of_a_model_calls_its_own_function() -> None:
+    torch.manual_seed(0)
+    first = WithHost()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second.host.weight.add_(1.0)
+    x = torch.ones(1, 2)
+    for model in (first, second):
+        torch.testing.assert_close(poptorch.inferenceModel(model)(x), model.host(x).detach() + 1)
+
+
+def test_a_model_from_a_file_brings_its_functions_along(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = WithHost()
+    x = torch.ones(1, 2)
+    path = str(tmp_path / "model.poptorch")
+    executor = poptorch.inferenceModel(model)
+    expected = executor(x)
+    executor.save(path)
+    known = dict(host._functions)
+    host._functions.clear()  # as in another process
+    try:
+        torch.testing.assert_close(poptorch.load(path)(x), expected)
+    finally:
+        host._functions.update(known)

@@ -62,3 +62,52 @@ def test_marks_must_be_on_inputs_and_outputs():
 
     with pytest.raises(poptorch.Error, match="not a tensor input to the model"):
         poptorch.inferenceModel(Inside(), options())(torch.randn(2, 4))
+
+
+class Trained(nn.Module):
+    """Marks an output, the loss, or both."""
+
+    def __init__(self, marked: str, mode: poptorch.OverlapMode = MODE) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.marked, self.mode = marked, mode
+
+    def forward(self, x, target):
+        y = self.fc(x)
+        loss = nn.functional.mse_loss(y, target)
+        if "output" in self.marked:
+            y = poptorch.set_overlap_for_output(y, self.mode)
+        if "loss" in self.marked:
+            loss = poptorch.set_overlap_for_output(loss, self.mode)
+        return y, loss
+
+
+@pytest.mark.parametrize("marked", ["output", "loss", "output and loss"])
+def test_outputs_of_training_models_can_be_marked(marked):
+    torch.manual_seed(0)
+    model = Trained(marked)
+    opts = options().outputMode(poptorch.OutputMode.All)
+    executor = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, target = torch.randn(2, 4), torch.randn(2, 4)
+    expected = nn.functional.mse_loss(model.fc(x), target).detach()
+    torch.testing.assert_close(executor(x, target)[1], expected)
+    assert executor.program.loss_result == 1
+
+
+def test_training_says_what_does_not_allow_overlap():
+    x = torch.randn(2, 4)
+    with pytest.raises(poptorch.Error, match="Unsupported output mode for overlapped IO"):
+        poptorch.trainingModel(Trained("output"), options())(x, x)
+    opts = options().setExecutionStrategy(poptorch.PipelinedExecution())
+    with pytest.raises(poptorch.Error, match=r"Overlapped IO is not supported with poptorch\.PipelinedExecution"):
+        poptorch.trainingModel(Trained("loss"), opts)(x, x)
+
+
+def test_marks_run_nowhere_and_need_no_block():
+    class Scoped(nn.Module):
+        def forward(self, x):
+            with poptorch.Block("only", ipu_id=1):
+                x = x * 2
+            return poptorch.set_overlap_for_output(x, MODE)
+
+    assert poptorch.inferenceModel(Scoped(), options())(torch.ones(2)).tolist() == [2.0, 2.0]

@@ -116,3 +116,28 @@ def test_written_buffers_with_replicas():
     options = make_options(poptorch.ShardedExecution(), accumulation=1, replicas=2).broadcastBuffers(True)
     message = r"PopTorch does not support broadcasting buffers.*broadcastBuffers\(False\)"
     refuses(message, model, options, rows=4)
+
+
+def test_buffers_that_are_only_read_with_replicas():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    executor = poptorch.inferenceModel(model, poptorch.Options().replicationFactor(2))
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(executor(x), model(x).detach())
+    assert not executor.program.mutated()
+
+
+@pytest.mark.parametrize("stages", [poptorch.AutoStage.AutoIncrement, poptorch.AutoStage.SameAsIpu])
+def test_a_pipeline_may_return_its_input(stages):
+    class Passing(nn.Module):
+        def forward(self, x):
+            with poptorch.Block("a", ipu_id=1):
+                y = x * 2
+            with poptorch.Block("b", ipu_id=2):
+                return y + 1, x
+
+    options = make_options(poptorch.PipelinedExecution(stages), iterations=4, accumulation=1)
+    x = torch.arange(4.0)
+    y, same = poptorch.inferenceModel(Passing(), options)(x)
+    assert y.tolist() == [1.0, 3.0, 5.0, 7.0]
+    assert same.tolist() == x.tolist()

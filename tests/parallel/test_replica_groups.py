@@ -307,3 +307,28 @@ def test_all_means_no_grouping():
     training.weight.replicaGrouping(CommGroupType.All, 0, VariableRetrievalMode.OnePerGroup)
     training(torch.ones(4, 5))
     assert training.weight.shape == (5, 3)
+
+
+def test_groups_are_a_part_of_the_saved_model(tmp_path):
+    model = Grouped()
+    executor = poptorch.trainingModel(
+        model, poptorch.Options().replicationFactor(4), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    executor.w.replicaGrouping(poptorch.CommGroupType.Consecutive, 2, poptorch.VariableRetrievalMode.OnePerGroup)
+    x = torch.arange(32.0).reshape(8, 4) / 8
+    executor(x, x)
+    path = str(tmp_path / "grouped.poptorch")
+    executor.save(path)
+    expected = executor(x, x)
+    torch.testing.assert_close(poptorch.load(path)(x, x), expected)
+
+
+class Grouped(nn.Module):
+    """A weight with one value for each of two groups of replicas."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(32.0).reshape(2, 4, 4) / 16)
+
+    def forward(self, x, target):
+        return nn.functional.mse_loss(x @ self.w, target)

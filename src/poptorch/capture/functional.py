@@ -143,6 +143,8 @@ def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphM
 
 # Schemas that do not declare that running statistics are written, and their honest equivalents.
 _HONEST = {torch.ops.aten.native_batch_norm.default: torch.ops.aten._native_batch_norm_legit.default}
+# The same with running statistics that are only read.
+_READING = {torch.ops.aten.native_batch_norm.default: torch.ops.aten._native_batch_norm_legit_no_training.default}
 
 # What the functional form replaces although it writes nothing: constants become copies, one loss is taken apart.
 _CHANGED = {
@@ -159,6 +161,9 @@ class _Replay(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in _HONEST and args[3] is not None:
+            *operands, training, momentum, eps = args
+            if not training:
+                return super().call_function(_READING[target], (*operands, momentum, eps), kwargs)
             target = _HONEST[target]
         return super().call_function(target, args, kwargs)
 

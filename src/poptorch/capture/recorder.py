@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch._logging import logger
-from poptorch.ambient import CaptureContext
+from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, set_info
 from poptorch.errors import createPoptorchError
+from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 
@@ -86,13 +87,16 @@ class Recorder(TorchDispatchMode):
     def _forward_info(self, func: Any) -> OpInfo:
         context = self._context
         source = user_location(self._excludes)
-        if context.placement is None:
+        placement = context.placement
+        if placement is None and func in (OVERLAP_INPUT, OVERLAP_OUTPUT):
+            placement = Placement()  # says something about an input or output, and runs nowhere
+        if placement is None:
             raise createPoptorchError(
                 f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
                 "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
             )
         return OpInfo(
-            placement=context.placement,
+            placement=placement,
             sweep=Sweep.FORWARD,
             scope="/".join(context.name_scopes),
             source=source,

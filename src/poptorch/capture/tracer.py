@@ -41,6 +41,7 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import createPoptorchError
+from poptorch.ops.hints import HINTS
 from poptorch.ops.third_party import ThirdPartyOps
 
 
@@ -157,7 +158,7 @@ class _Attempt:
         for index, entry in enumerate(self._state):
             if is_float_statistic(entry, request.options):
                 state[index] = self._stand_in(entry.tensor.detach().float())
-        inputs = [self._stand_in(t) for t in request.inputs]
+        inputs = [self._input_stand_in(t) for t in request.inputs]
         scale = [self._stand_in(torch.ones(()))] if request.loss_scaled else []
         with ExitStack() as stack:
             if self._fake_mode is not None:
@@ -186,6 +187,15 @@ class _Attempt:
         if self._fake_mode is not None:
             return self._fake_mode.from_tensor(tensor)
         return tensor.detach().clone()
+
+    def _input_stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Each argument is an input of its own, also if the user passes one tensor, or views of one, for several."""
+        if self._fake_mode is None:
+            return self._stand_in(tensor)
+        dtype = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
+        with self._fake_mode:
+            stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+        return stand_in.requires_grad_(tensor.requires_grad)
 
     def _traced(
         self, state: list[torch.Tensor], inputs: list[torch.Tensor], scale: list[torch.Tensor]
@@ -219,7 +229,7 @@ class _Attempt:
         scale: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         loss = final_loss(self._context.losses, lambda tensor: _node_of(tensor)).value
-        self._loss_position = next((i for i, r in enumerate(results) if r is loss), None)
+        self._loss_position = next((i for i, r in enumerate(results) if _is_same(r, loss)), None)
         if not loss.requires_grad:
             return []
         recorder.enter_backward(autograd_nodes([loss.grad_fn] if loss.grad_fn is not None else []))
@@ -238,6 +248,16 @@ class _Attempt:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _is_same(result: torch.Tensor, loss: torch.Tensor) -> bool:
+    """Whether the user returns the loss itself, be it with a mark on it."""
+    if result is loss:
+        return True
+    node = _node_of(result)
+    while node is not None and node.target in HINTS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node is not None and node is _node_of(loss)
 
 
 def _node_of(tensor: torch.Tensor) -> fx.Node | None:

@@ -14,6 +14,7 @@ from torch import fx
 from poptorch.compiler.opinfo import info_of
 from poptorch.compiler.program import Program
 from poptorch.compiler.update import UpdateProgram
+from poptorch.ops.host import HOST_CALL, given_name
 
 
 def digest(value: Any) -> str:
@@ -25,12 +26,16 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def program_digest(program: Program) -> str:
-    """The identity of a micro-batch program: operations, shapes, ports, places; neither weights nor source lines."""
+def program_digest(program: Program, exact: bool = True) -> str:
+    """The identity of a micro-batch program: operations, shapes, ports, places; neither weights nor source lines.
+
+    Host operations have names that other ones of the same process do not have. ``exact=False`` compares only the names
+    that their users gave them.
+    """
     ports = [[p.role.value, p.name, p.index, list(p.shape), str(p.dtype)] for p in program.ports]
     return digest(
         {
-            "graph": list(_described(program.graph_module)),
+            "graph": list(_described(program.graph_module, exact)),
             "ports": ports,
             "results": len(program.results),
             "gradients": program.gradients,
@@ -46,17 +51,18 @@ def update_digest(update: UpdateProgram) -> str:
     return digest({"graph": list(_described(update.graph_module)), "parameters": update.parameters})
 
 
-def _described(graph_module: fx.GraphModule) -> Iterable[Any]:
+def _described(graph_module: fx.GraphModule, exact: bool = True) -> Iterable[Any]:
     """One plain value for each node."""
     number: dict[fx.Node, int] = {}
     for node in graph_module.graph.nodes:
         number[node] = len(number)
         info = info_of(node)
         place = info.placement
+        args = node.args if exact or node.target is not HOST_CALL else (node.args[0], given_name(*node.args[1:2]))
         yield [
             node.op,
             _target(node, graph_module),
-            _plain((node.args, node.kwargs), number),
+            _plain((args, node.kwargs), number),
             _kind(node.meta.get("val")),
             [info.sweep.value, info.random, info.recomputed, place.ipu, place.stage, place.phase],
         ]

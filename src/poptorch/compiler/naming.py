@@ -14,6 +14,8 @@ _OPERATIONS = {
     "bmm": "MatMul",
     "convolution": "Conv",
     "mm": "MatMul",
+    "_native_batch_norm_legit_functional": "BatchNormalization",
+    "_native_batch_norm_legit_no_training": "BatchNormalization",
     "native_batch_norm": "BatchNormalization",
     "native_group_norm": "GroupNormalization",
     "native_layer_norm": "LayerNormalization",

@@ -50,12 +50,22 @@ def _register(identifier: str, call: Callable[..., Any]) -> str:
         return key
 
 
+def given_name(key: Any) -> str:
+    """The ID that the user chose, whatever it became because other functions have the same.
+
+    >>> given_name("double"), given_name("double#2")
+    ('double', 'double')
+    """
+    name, separator, number = str(key).rpartition("#")
+    return name if separator and number.isdigit() else str(key)
+
+
 def _call_host(inputs: Sequence[torch.Tensor], key: str, signature: str) -> list[torch.Tensor]:
     function = _functions.get(key)
     if function is None:
         raise createPoptorchError(
             f"The program calls the host operation {key!r}, which this process does not know. Create it "
-            f"first: poptorch.CPU(function, ID={key.split('#')[0]!r})."
+            f"first: poptorch.CPU(function, ID={given_name(key)!r})."
         )
     values = [tensor.detach().clone() for tensor in inputs]
     with function.turn, _plain_pytorch():
@@ -144,23 +154,26 @@ class CPU:
                     "supported; host operations take tensors."
                 )
         first = context.extras.setdefault(_EXTRA, {}).setdefault(self._ID, self)
+        first.registerPersistentData()  # copies, and what comes from a file, were never made known
         result = first._learn_shapes(input)
         results = HOST_CALL([tensor.detach() for tensor in input], first._key, json.dumps(_signature_of(first.outputs)))
         return results[0] if isinstance(result, torch.Tensor) else list(results)
 
     def _learn_shapes(self, inputs: Sequence[torch.Tensor]) -> Any:
         with _plain_pytorch():
-            self.inputs = [
-                torch.zeros(tensor.shape, dtype=tensor.dtype)
-                if isinstance(tensor, FakeTensor)
-                else tensor.detach().clone()
-                for tensor in inputs
-            ]
+            self.inputs = [_real(tensor).clone() for tensor in inputs]
             result = self._layer_to_call(*self.inputs)
-            self.outputs = [tensor.detach() for tensor in _results(result)]
+            self.outputs = [_real(tensor) for tensor in _results(result)]
         self.in_shapes = [tensor.shape for tensor in self.inputs]
         self.out_shapes = [tensor.shape for tensor in self.outputs]
         return result
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or zeros for a stand-in without values: also the weights of a layer are such while it is captured."""
+    if isinstance(tensor, FakeTensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return tensor.detach()
 
 
 def _results(value: Any) -> list[torch.Tensor]:

@@ -118,7 +118,7 @@ def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str]) -> None:
 
 
 def _check_output_mark(node: fx.Node, results: Sequence[object]) -> None:
-    times = sum(result is node for result in results)
+    times = sum(_before_detaching(result) is node for result in results)
     if times == 0:
         raise createPoptorchError(
             "poptorch.set_overlap_for_output applied on a node which is not a tensor output to the model. "
@@ -128,6 +128,13 @@ def _check_output_mark(node: fx.Node, results: Sequence[object]) -> None:
         raise createPoptorchError(
             "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice."
         )
+
+
+def _before_detaching(result: object) -> object:
+    """What the user returned: in training, results leave the graph of gradients behind him."""
+    while isinstance(result, fx.Node) and result.target is torch.ops.aten.detach.default:
+        result = result.args[0]
+    return result
 
 
 def _check_settings(node: fx.Node, options: object) -> None:

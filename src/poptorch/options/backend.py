@@ -166,10 +166,10 @@ def as_text(value: Any) -> str:
 
 def _validate_memory_shares(shares: Mapping[Any, Any]) -> None:
     for ipu, share in shares.items():
-        if not isinstance(share, (int, float)) or not 0 <= share <= 1 or ipu < 0:  # also refuses NaN
+        if not isinstance(share, (int, float)) or not 0 < share <= 1 or ipu < 0:  # also refuses NaN
             raise backend_error(
                 f"The available memory proportion of IPU{ipu} is {share}; IPUs are numbered from 0 and "
-                "proportions lie between 0 and 1. "
+                "proportions are greater than 0 and at most 1. "
                 "See Options.setAvailableMemoryProportion."
             )
 

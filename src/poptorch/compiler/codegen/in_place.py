@@ -81,6 +81,7 @@ _MAKERS = frozenset(
         aten.native_batch_norm.default,
         aten._native_batch_norm_legit.default,
         aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
         aten.native_batch_norm_backward.default,
         aten.native_layer_norm.default,
         aten.native_layer_norm_backward.default,

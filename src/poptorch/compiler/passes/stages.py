@@ -131,17 +131,19 @@ def _stages(program: Program) -> list[_Segment]:
         else:
             part = Part(placement.ipu, placement.stage, placement.phase)
             segments.append(_Segment(part, {key}, len(segments)))
-    return segments
+    return segments or [_Segment(Part(0, 0, 0), set())]
 
 
 class _Fixed:
     """Finds the segment of a placement among given ones."""
 
     def __init__(self, segments: list[_Segment]) -> None:
+        self._segments = segments
         self._by_key = {key: segment for segment in segments for key in segment.keys}
 
     def __call__(self, placement: Placement, latest: _Segment | None) -> _Segment:
-        own = self._by_key[_key(placement)]
+        # Copies of what passes through the model, input to output, are in no stage of the user's.
+        own = self._by_key.get(_key(placement), self._segments[0])
         return latest if latest is not None and latest.position > own.position else own
 
 
