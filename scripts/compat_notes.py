@@ -120,6 +120,13 @@ NOTES: tuple[Note, ...] = (
         "way at once, runs only element-wise functions again, unless `autoRecomputation` is set: then it does as told.",
     ),
     Note(
+        "micro-batches",
+        "Run one after the other on an IPU.",
+        "So they do for an IPU: in the program, the ideal schedule, the stash and the costs. The host computes small "
+        "ones several at a time where nothing can tell but the last digits (`POPTORCH_BUNDLE`, "
+        "[bundles](parallel.md#bundles-of-micro-batches)).",
+    ),
+    Note(
         "partial sums",
         "`Precision.setPartialsType(torch.half)` loses precision.",
         "The host sums in float32; the type is recorded for the cost model.",

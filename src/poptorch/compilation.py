@@ -44,6 +44,7 @@ from poptorch.compiler.program import Port, Program, Role, is_write
 from poptorch.compiler.update import UpdateProgram, build_update
 from poptorch.enums import CommGroupType, Liveness, OutputMode
 from poptorch.errors import createPoptorchError
+from poptorch.executable.bundle import bundle
 from poptorch.executable.executable import Anchor, Executable
 from poptorch.executable.grouping import ReplicaGrouping
 from poptorch.executable.locations import Category, Location, map_memory
@@ -166,14 +167,17 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
     _announce(program, options)
     progress("code")
     make_code = _factoring if training and loop.micro_batches_per_update > 1 else generate
-    plan = _plan(program, options, ipus, make_code)
+    host_program = _bundle(program, request, loop, ipus) if not anchors and not watch.outputs else program
+    loop = dataclasses.replace(loop, bundle=host_program.bundle)
+    plan = _plan(program, host_program, options, ipus, make_code)
     alone = plan is None and loop.replicas == 1 and not request.groups
-    generated = make_code(program)
+    generated = make_code(host_program)
     if plan is None and not alone:
-        plan = whole_plan(program, generated)
+        plan = whole_plan(host_program, generated)
     executable = Executable(
         program=program,
         micro_batch=generated,
+        host_program=host_program,
         loop=loop,
         host_results=constants,
         anchors=anchors,
@@ -399,7 +403,21 @@ def _factoring(program: Program) -> Generated:
     return generate_factored(program, generate)
 
 
-def _plan(program: Program, options: Any, ipus: int, make_code: Callable[[Program], Generated]) -> Plan | None:
+def _bundle(program: Program, request: CompileRequest, loop: Loop, ipus: int) -> Program:
+    """The program for as many micro-batches as the host computes at once."""
+    strategy = request.options._execution_strategy
+    groups = request.optimizer_spec.groups if request.training else ()
+    # Gradients of a bundle are summed. Whoever wants to see something else of each micro-batch gets it.
+    summed = all(not g.reduction.running and g.accum_type in (None, torch.float32) for g in groups)
+    if not summed or request.groups or _ordering(strategy).is_phased:
+        return program
+    with _tracing, _use_lazy_graph_module(True):
+        return bundle(program, loop, ipus if counting.uses_pipelining(strategy, ipus) else 1)
+
+
+def _plan(
+    program: Program, host_program: Program, options: Any, ipus: int, make_code: Callable[[Program], Generated]
+) -> Plan | None:
     """The pieces of a model that the strategy divides; ``None`` when it is one piece."""
     strategy, backend_options = options._execution_strategy, options._Popart.options
     ordering = _ordering(strategy)
@@ -413,7 +431,7 @@ def _plan(program: Program, options: Any, ipus: int, make_code: Callable[[Progra
     unasked = mode is Recomputation.PIPELINE and "autoRecomputation" not in backend_options
     on_host = Recomputation.CHEAP if unasked else None
     overlap = getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST
-    plan = make_plan(program, ordering, mode, make_code, on_host=on_host, overlap_loads=overlap)
+    plan = make_plan(program, host_program, ordering, mode, make_code, on_host=on_host, overlap_loads=overlap)
     if plan is not None:
         program.log += plan.log
     return plan

@@ -12,6 +12,12 @@ from poptorch.compiler.passes.graphs import is_view
 from poptorch.compiler.passes.stages import Division, partition, split
 
 
+@pytest.fixture(autouse=True)
+def _one_by_one(monkeypatch):
+    """The pieces that are looked at are those of single micro-batches."""
+    monkeypatch.setenv("POPTORCH_BUNDLE", "1")
+
+
 class Chain(nn.Module):
     def __init__(self, ipus):
         super().__init__()
@@ -154,7 +160,7 @@ def test_of_its_own_accord_the_host_computes_again_what_is_cheap():
 
 def test_without_recomputation_everything_is_stashed():
     ipus = (0, 0, 0, 1, 1, 1)
-    kept = {mode: len(training_executor(ipus, mode)._engine.parallel.plan.stashed) for mode in (0, 3, 4)}
+    kept = {mode: len(training_executor(ipus, mode)._engine.parallel.plan.kept) for mode in (0, 3, 4)}
     assert kept[0] > kept[3] > kept[4]  # the last stage is recomputed only when everything is
 
 
@@ -177,3 +183,25 @@ def test_the_random_numbers_of_a_second_execution_are_the_first_ones():
     ]
     numbers = {backward: {r for r, b in streams if b is backward} for backward in (False, True)}
     assert numbers[False] == numbers[True] != set()
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 2])
+def test_two_stages_stash_the_input_and_each_checkpoint(checkpoints):
+    class Marked(Chain):
+        def forward(self, x, target=None):
+            poptorch.Block.start("0", ipu_id=0)
+            for index, layer in enumerate(self.layers):
+                x = torch.sigmoid(layer(x))
+                if index < checkpoints:
+                    x = poptorch.recomputationCheckpoint(x)
+            x = torch.tanh(x)
+            poptorch.Block.start("1", ipu_id=1)
+            return nn.functional.mse_loss(torch.sigmoid(x), target)
+
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    executor = poptorch.trainingModel(Marked((0, 0, 0)), options)
+    executor.compile(torch.ones(8, 4), torch.ones(8, 4))
+    stashed = executor._engine.parallel.plan.stashed
+    assert stashed[0] == (0, "x")
+    assert len(stashed) == 1 + checkpoints

@@ -122,7 +122,7 @@ def test_each_checkpoint_adds_one_kept_tensor():
 
     def kept_by_stage_0(executor):
         plan = executor._engine.parallel.plan
-        return [e for e in plan.stashed if e.producer == 0 and max(e.consumers) == 3]
+        return [e for e in plan.kept if e.producer == 0 and max(e.consumers) == 3]
 
     assert len(kept_by_stage_0(plain)) == 0  # the only input of stage 0 is the model's own
     assert len(kept_by_stage_0(marked)) == 1

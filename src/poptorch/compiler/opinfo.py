@@ -13,6 +13,9 @@ from poptorch.ambient import Placement
 
 _KEY = "poptorch"
 
+STREAMS = 1 << 24
+"""More random streams than a program has operations."""
+
 
 class Sweep(enum.Enum):
     """The part of a training step that an operation belongs to."""
@@ -43,7 +46,8 @@ class OpInfo:
     source: SourceLocation | None = None
     attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     random: int | None = None
-    """Which random stream the operation draws from; operations with equal numbers draw equal values."""
+    """Which random stream the operation draws from; operations with equal numbers draw equal values. In programs for
+    several micro-batches at once, :data:`STREAMS` times the number of the one that draws comes on top."""
 
     recomputed: bool = False
     """Whether this is a second execution of a forward operation, for the backward pass."""

@@ -37,9 +37,14 @@ class Executable:
 
     program: Program
     micro_batch: Generated
+    """The code of ``host_program``."""
+
     loop: Loop
     host_results: dict[int, torch.Tensor]
     """Results that are constant, by position."""
+
+    host_program: Program = None  # type: ignore[assignment]
+    """What runs here: the program itself, or that of several micro-batches."""
 
     update: UpdateProgram | None = None
     accumulator_types: dict[str, torch.dtype] = field(default_factory=dict)
@@ -80,6 +85,10 @@ class Executable:
 
     watch: GradientWatch = field(default_factory=GradientWatch)
     """What automatic loss scaling counts."""
+
+    def __post_init__(self) -> None:
+        if self.host_program is None:
+            self.host_program = self.program
 
     @property
     def accumulates(self) -> bool:

@@ -137,7 +137,7 @@ def map_memory(
         add(f"Accum___{name}", Category.ACCUMULATOR, *sizes[name], users.get(name, (0,)))
     for name, parameter, elements, size in state:
         add(name, Category.OPTIMIZER, elements, size, users.get(parameter, (0,)))
-    for edge in plan.stashed if plan is not None else ():
+    for edge in plan.kept if plan is not None else ():
         last = 2 * result.parts - 1
         parts = tuple(sorted({last - c if c >= result.parts else c for c in (edge.producer, *edge.consumers)}))
         add(edge.name, Category.ACTIVATION, edge.num_bytes, 1, parts)

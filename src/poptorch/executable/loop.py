@@ -34,6 +34,9 @@ class Loop:
     input_group_type: CommGroupType = CommGroupType.Consecutive
     output_mode: OutputMode = OutputMode.All
     return_period: int = 1
+    bundle: int = 1
+    """How many micro-batches of a replica the host computes at once; never some of before and some of after an update.
+    """
 
     @property
     def input_groups(self) -> int:
@@ -56,13 +59,32 @@ class Loop:
                 for replica in range(self.replicas):
                     yield Tick(iteration, step, replica)
 
+    @property
+    def bundles_per_update(self) -> int:
+        return self.micro_batches_per_update // self.bundle
+
+    def bundles(self) -> Iterator[Tick]:
+        """The first micro-batch of each bundle, in order."""
+        if self.bundle == 1:
+            return self.ticks()
+        return (t for t in self.ticks() if (t.iteration * self.gradient_accumulation + t.step) % self.bundle == 0)
+
+    def members(self, first: Tick) -> tuple[Tick, ...]:
+        """The micro-batches of the bundle that begins with ``first``."""
+        if self.bundle == 1:
+            return (first,)
+        if self.gradient_accumulation > 1:
+            return tuple(Tick(first.iteration, first.step + i, first.replica) for i in range(self.bundle))
+        return tuple(Tick(first.iteration + i, first.step, first.replica) for i in range(self.bundle))
+
     def input_block(self, tick: Tick) -> int:
-        """Which slice of the inputs the micro-batch reads."""
+        """Which slice of the inputs the bundle of a micro-batch reads."""
         if self.input_group_type is CommGroupType.Orthogonal:
             group = tick.replica % self.input_groups
         else:
             group = tick.replica // self.input_group_size
-        return (tick.iteration * self.gradient_accumulation + tick.step) * self.input_groups + group
+        bundle = (tick.iteration * self.gradient_accumulation + tick.step) // self.bundle
+        return bundle * self.input_groups + group
 
     def multiplicity(self, mode: OutputMode | None = None, period: int | None = None) -> int:
         """How many blocks an output consists of."""

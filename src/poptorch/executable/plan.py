@@ -83,10 +83,26 @@ class Plan:
     log: list[str] = field(default_factory=list)
 
     @property
-    def stashed(self) -> list[Edge]:
-        """What an IPU keeps between the forward and the backward pass of a micro-batch."""
+    def kept(self) -> list[Edge]:
+        """What IPUs keep between the forward and the backward passes of a micro-batch."""
         first = len(self.parts)
         return [e for e in self.device_edges if e.producer < first and any(c >= first for c in e.consumers)]
+
+    @property
+    def stashed(self) -> list[tuple[int, str]]:
+        """Of each part, the values that wait for its backward pass while it works on other micro-batches.
+
+        The model's own inputs are among them. The last part has nothing to wait for.
+        """
+        first, edges = len(self.parts), self.device_edges
+        found = []
+        for stage in self.device_stages.values():
+            if not stage.backward or stage.part == first - 1:
+                continue
+            inputs = stage.program.ports_of(Role.INPUT)[: len(stage.inputs)]
+            found += [(stage.part, port.name) for port in inputs]
+            found += [(stage.part, edges[e].name) for e in stage.receives if edges[e].producer < first]
+        return found
 
     @property
     def device_edges(self) -> list[Edge]:
@@ -110,6 +126,7 @@ class Plan:
 
 def make_plan(
     program: Program,
+    host_program: Program,
     ordering: Ordering,
     recomputation: Recomputation,
     generate: Callable[[Program], Generated],
@@ -119,21 +136,28 @@ def make_plan(
 ) -> Plan | None:
     """Cut the program into pieces and generate the code of each; ``None`` if it stays in one piece.
 
-    The program becomes what an IPU runs, with ``recomputation``. The code follows ``on_host``, if that is given.
+    The program becomes what an IPU runs, with ``recomputation``. The code is that of ``host_program``, which is the
+    same program or that of several micro-batches, with the recomputation ``on_host``, if that is given.
     """
     division = partition(program, ordering.division)
+    own = host_program is not program
     if not program.training:
         on_host = None
-    if on_host is not None:
+    if own:
+        host_division = partition(host_program, ordering.division)
+        assert host_division.parts == division.parts
+    elif on_host is not None:
         host_program, copied = copy_of(program)
         host_division = division.of_copy(copied)
+        own = True
     log = [f"recompute {recompute(program, division, recomputation)}"] if program.training else []
+    if own and program.training:
+        mode = recomputation if on_host is None else on_host
+        log.append(f"recompute on the host {recompute(host_program, host_division, mode)}")
     if len(division.parts) == 1:
         return None
-    cut = device = split(program, division)
-    if on_host is not None:
-        log.append(f"recompute on the host {recompute(host_program, host_division, on_host)}")
-        cut = split(host_program, host_division)
+    device = split(program, division)
+    cut = split(host_program, host_division) if own else device
     return Plan(
         ordering=ordering,
         parts=division.parts,
@@ -141,14 +165,14 @@ def make_plan(
         edges=cut.edges,
         carried=cut.carried,
         whole=False,
-        device=None if device is cut else device,
+        device=device if own else None,
         overlap_loads=overlap_loads,
         log=[*log, *str(device).splitlines()],
     )
 
 
 def whole_plan(program: Program, generated: Generated) -> Plan:
-    """The plan of a model that is one piece: only replicas run side by side."""
+    """The plan of a model that is one piece: only replicas run side by side. ``program`` is the host's."""
     positions = range(len(program.ports_of(Role.INPUT)))
     description = StageProgram(
         slot=0,

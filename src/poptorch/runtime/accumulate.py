@@ -27,7 +27,7 @@ class GradientAccumulator:
     def __init__(self, executable: Executable, names: Sequence[str] | None = None, count: int | None = None) -> None:
         self._names = executable.program.gradients if names is None else list(names)
         self._types = executable.accumulator_types
-        self._count = executable.loop.micro_batches_per_update if count is None else count
+        self._count = executable.loop.bundles_per_update if count is None else count
         self._running = executable.running_mean
         self._totals: list[torch.Tensor] | None = None
         self._products = [WaitingProducts(self._running, executable.loop.replicas) for _ in self._names]
@@ -205,7 +205,7 @@ class _OrderedStage:
     def __init__(self, executable: Executable, names: Sequence[str]) -> None:
         self._accumulator = _accumulator(executable, names)
         self._replicas = executable.loop.replicas
-        self._count = executable.loop.micro_batches_per_update
+        self._count = executable.loop.bundles_per_update
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
         self._busy = False

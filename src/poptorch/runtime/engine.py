@@ -12,7 +12,7 @@ import torch
 from poptorch.compiler.codegen.half import Weights
 from poptorch.compiler.codegen.interpret import generate_step
 from poptorch.compiler.codegen.layouts import with_format
-from poptorch.compiler.codegen.randomness import RandomSource, mix
+from poptorch.compiler.codegen.randomness import BundledRandom, RandomSource, mix
 from poptorch.compiler.program import Role
 from poptorch.compiler.update import State, flat_arguments
 from poptorch.executable.executable import Executable
@@ -212,9 +212,13 @@ class Engine:
         self.seed = int(state[0])
         self._position = int(state[1]) if len(state) > 1 else 0
 
-    def _random(self, tick: Tick) -> RandomSource:
-        assert self.seed is not None
-        return RandomSource(self.seed, self._position, tick.replica)
+    def _random(self, position: int, replica: int) -> RandomSource:
+        """The random numbers of the bundle whose first micro-batch is at ``position``."""
+        seed, size = self.seed, self._loop.bundle
+        assert seed is not None
+        if size == 1:
+            return RandomSource(seed, position, replica)
+        return BundledRandom([mix(seed, position + i, replica) for i in range(size)])
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -259,18 +263,20 @@ class Engine:
         scale = self._scale if self._scaled else ()
         step = self._whole_step()
         blocks = self._blocks(inputs)
-        for tick in loop.ticks():
+        for tick in loop.bundles():
+            members = loop.members(tick)
             stamps.input()
             block = blocks[loop.input_block(tick)]
             stamps.input_complete()
+            random = self._random(self._position, tick.replica)
             run = self._run_micro_batch if step is None else step
             outputs = run(
-                self._parameters, self._buffers[tick.replica], self._constants, block, scale, self._random(tick)
+                self._parameters, self._buffers[tick.replica], self._constants, block, scale, random
             )
-            stamps.output(tick)
+            stamps.output(members)
             for stream, value in zip(results, outputs, strict=False):
-                stream.put(tick, value)
-            stamps.output_complete(tick)
+                stream.put_all(members, value)
+            stamps.output_complete(members)
             if step is not None:
                 self._position += 1
                 self._anchor(tick, anchors, outputs[self._num_device_results :])
@@ -280,8 +286,8 @@ class Engine:
             for count in outputs[len(outputs) - executable.watch.outputs :]:
                 self._tally.put(tick, count)
             if tick.replica == loop.replicas - 1:
-                self._position += 1
-                if tick.step == loop.gradient_accumulation - 1 and executable.update is not None:
+                self._position += loop.bundle
+                if members[-1].step == loop.gradient_accumulation - 1 and executable.update is not None:
                     self._update(self._accumulator.take())
             self._anchor(tick, anchors, outputs[first_anchor:])
             del outputs  # gradients are not kept while the next micro-batch runs
@@ -309,9 +315,7 @@ class Engine:
         updates = 0
 
         def random(tick: Tick) -> RandomSource:
-            assert self.seed is not None
-            position = first + tick.iteration * loop.gradient_accumulation + tick.step
-            return RandomSource(self.seed, position, tick.replica)
+            return self._random(first + tick.iteration * loop.gradient_accumulation + tick.step, tick.replica)
 
         def update(gradients: Mapping[str, torch.Tensor]) -> None:
             nonlocal updates
@@ -369,11 +373,16 @@ class Engine:
                 stream.put(tick, self._copy_of(anchor.parameter))
 
     def _blocks(self, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:
-        """The inputs of every micro-batch."""
-        factor = self._loop.input_factor
+        """The inputs of every bundle of micro-batches."""
+        loop = self._loop
+        factor, size = loop.input_factor, loop.bundle
         if factor == 1 or not inputs:
             return [inputs] * factor
-        return list(zip(*(tensor.chunk(factor) for tensor in inputs), strict=True))
+        if size == 1:
+            return list(zip(*(tensor.chunk(factor) for tensor in inputs), strict=True))
+        groups = loop.input_groups
+        rounds = (t.unflatten(0, (-1, size, groups, t.shape[0] // factor)).transpose(1, 2) for t in inputs)
+        return list(zip(*([b.contiguous() for b in t.flatten(0, 1).unbind()] for t in rounds), strict=True))
 
     def _update(self, gradients: Mapping[str, torch.Tensor]) -> None:
         update = self.executable.update

@@ -93,7 +93,8 @@ def measured_chart(spans: Sequence[Span]) -> Chart:
         rows[free : free + 1] = [span.end]
         name = f"IPU{task.ipu}" + f" of replica {task.replica}" * replicated + f" ({free + 1})" * bool(free)
         start, end = (span.start - origin) * 1e3, (span.end - origin) * 1e3
-        bars.append(Bar(name, _label(task.job, short), task.job.kind, start, end, (task.replica, task.ipu, free)))
+        label = _label(task.job, short, task.members)
+        bars.append(Bar(name, label, task.job.kind, start, end, (task.replica, task.ipu, free)))
     workers = len({span.worker for span in spans})
     return Chart(f"measured, {workers} worker{'s' * (workers != 1)}", tuple(bars), "ms")
 
@@ -245,8 +246,10 @@ def _all_kinds(charts: Sequence[Chart]) -> list[Kind]:
     return [kind for kind in Kind if any(kind in chart.kinds for chart in charts)]
 
 
-def _label(job: Job, short: bool) -> str:
-    return f"{job.micro}{job.kind.value}" if short else str(job)
+def _label(job: Job, short: bool, members: int = 1) -> str:
+    first = job.micro * members
+    micro = str(first) if members == 1 else f"{first}-{first + members - 1}"
+    return f"{micro}{job.kind.value}" + ("" if short else f"@{job.part}")
 
 
 def _covered(bars: Iterable[Bar]) -> float:

@@ -48,7 +48,7 @@ class _Jobs:
     def __init__(self, executable: Executable, progress: Progress) -> None:
         self._executable = executable
         self._progress = progress
-        self._target = target_for(executable.program, torch.get_num_threads())
+        self._target = target_for(executable.host_program, torch.get_num_threads())
         self._update = executable.update
         if self._update is not None and (executable.update_shards or updates_in_library(self._update)):
             self._update = None  # it stays as it is
@@ -73,7 +73,7 @@ class _Jobs:
         self._put(executable, "formats", {} if step is None else weight_formats(executable.program))
         if executable.plan is None and step is None:
             self._begin("micro-batch")
-            generated = _generate(executable, executable.program, generate_native, target)
+            generated = _generate(executable, executable.host_program, generate_native, target)
             self._put(executable, "micro_batch", generated)
         if self._apart and step is None:
             assert self._update is not None

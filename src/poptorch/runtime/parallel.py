@@ -38,7 +38,7 @@ class Call:
     """What one call brings along and takes away."""
 
     micro_batch: Callable[[Tick], Sequence[torch.Tensor]]
-    """The inputs of one micro-batch."""
+    """The inputs of the bundle that begins with a micro-batch."""
 
     random: Callable[[Tick], RandomSource]
     loss_scale: Sequence[torch.Tensor]
@@ -59,15 +59,23 @@ class ParallelRunner:
         self._loop = executable.loop
         self._training = executable.program.training
         self._micro = self._loop.gradient_accumulation if self._training else self._loop.device_iterations
+        bundles = self._micro // self._loop.bundle
         self._rounds = self._loop.device_iterations if self._training else 1
-        self.graph: TaskGraph = build_tasks(plan, self._micro, self._loop.replicas, training=self._training)
+        self.graph: TaskGraph = build_tasks(
+            plan, bundles, self._loop.replicas, training=self._training, members=self._loop.bundle
+        )
         self.ideal = ideal_schedule(plan, self._micro, training=self._training)
         self._width = width(plan, self._loop.replicas)
         self._bound: list[_BoundStage] = []
         self._gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages])
         self.residency = Residency(executable, plan)
+        self.members = self._loop.members
         self.rounds: list[list[Span]] = []
         """What ran where and when in the latest call, one list for each accumulation round."""
+
+    def scheduled_tasks(self) -> TaskGraph:
+        """What IPUs run in a round, one micro-batch at a time."""
+        return build_tasks(self.plan, self._micro, self._loop.replicas, training=self._training)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -102,10 +110,9 @@ class ParallelRunner:
             call.update(self._gradients.take())
 
     def tick(self, iteration: int, task: Task) -> Tick:
-        """The place in the call's loops of a task of round ``iteration``."""
-        if self._training:
-            return Tick(iteration, task.job.micro, task.replica)
-        return Tick(task.job.micro, 0, task.replica)
+        """The first micro-batch of a task of round ``iteration``."""
+        first = task.job.micro * task.members
+        return Tick(iteration, first, task.replica) if self._training else Tick(first, 0, task.replica)
 
 
 @dataclass
@@ -166,7 +173,7 @@ class _Round:
             # An iterator: the generated code is then the only owner of what nobody else needs.
             self._inputs(task, tick, bound.stage),
             call.loss_scale if bound.uses_loss_scale else (),
-            _StageRandom(call.random(tick), d.slot),
+            call.random(tick) if task.members > 1 else _StageRandom(call.random(tick), d.slot),
         )
         return self._distribute(task, tick, bound.stage, outputs)
 
@@ -174,10 +181,11 @@ class _Round:
         d, stamps = stage.description, self._call.stamps
         taken: list[torch.Tensor] = []
         if d.inputs or d.slot == 0:
-            stamps.input(tick)
+            members = self._runner.members(tick)
+            stamps.input(members)
             block = self._call.micro_batch(tick)
             taken += [block[i] for i in d.inputs]
-            stamps.input_complete(tick)
+            stamps.input_complete(members)
         with self._lock:
             for edge in d.receives:
                 key = edge, task.job.micro, task.replica
@@ -201,10 +209,11 @@ class _Round:
                 self._live += self._edges[edge].num_bytes
             self.peak_bytes = max(self.peak_bytes, self._live)
         if d.results:
-            call.stamps.output(tick)
+            members = self._runner.members(tick)
+            call.stamps.output(members)
             for index, value in zip(d.results, outputs[sent:results], strict=True):
-                call.results[index].put(tick, value)
-            call.stamps.output_complete(tick)
+                call.results[index].put_all(members, value)
+            call.stamps.output_complete(members)
         for index, value in zip(d.anchors, outputs[gradients:], strict=True):
             call.anchors[index].put(tick, value)
         if not d.gradients:

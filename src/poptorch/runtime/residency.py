@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import torch
-from torch import fx
-
-from poptorch.compiler.passes.graphs import memory_root
+from poptorch.compiler.footprint import working_bytes
 from poptorch.compiler.passes.stages import StageProgram
-from poptorch.compiler.program import Program
 from poptorch.executable.executable import Executable
 from poptorch.executable.plan import Ordering, Plan
 from poptorch.runtime.schedule import Kind
@@ -94,27 +90,4 @@ def scheduled_activation_bytes(plan: Plan, graph: TaskGraph) -> int:
                 left[key] -= 1
                 if not left[key]:
                     live -= edges[edge].num_bytes
-    return peak
-
-
-def working_bytes(program: Program) -> int:
-    """The most bytes alive at once while a piece runs, without its inputs and outputs."""
-    kept = {memory_root(value) for value in program.output_values()}
-    last_use: dict[fx.Node, fx.Node] = {}
-    for node in program.operations():
-        last_use.update(dict.fromkeys(map(memory_root, node.all_input_nodes), node))
-    dying: dict[fx.Node, list[fx.Node]] = {}
-    for value, user in last_use.items():
-        dying.setdefault(user, []).append(value)
-
-    def size(node: fx.Node) -> int:
-        value = node.meta.get("val")
-        own = node.op == "call_function" and memory_root(node) is node and node not in kept
-        return value.numel() * value.element_size() if own and isinstance(value, torch.Tensor) else 0
-
-    live = peak = 0
-    for node in program.operations():
-        live += size(node) if node in last_use else 0
-        peak = max(peak, live)
-        live -= sum(map(size, dying.get(node, ())))
     return peak

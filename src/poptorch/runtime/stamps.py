@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from poptorch.executable.loop import Loop, Tick
 from poptorch.runtime.counters import PerfCounters
@@ -25,21 +26,21 @@ class Stamps:
         self._output: dict[Tick, float] = {}
         self._output_complete: dict[Tick, float] = {}
 
-    def input(self, tick: Tick) -> None:
-        """The micro-batch's input is asked for."""
-        self._input.setdefault(tick, time.perf_counter())
+    def input(self, members: Sequence[Tick]) -> None:
+        """The inputs of a bundle of micro-batches are asked for."""
+        _note_first(self._input, members)
 
-    def input_complete(self, tick: Tick) -> None:
-        """The input has been delivered."""
-        self._input_complete.setdefault(tick, time.perf_counter())
+    def input_complete(self, members: Sequence[Tick]) -> None:
+        """The inputs have been delivered."""
+        _note_first(self._input_complete, members)
 
-    def output(self, tick: Tick) -> None:
-        """An output of the micro-batch is about to be sent."""
-        self._output.setdefault(tick, time.perf_counter())
+    def output(self, members: Sequence[Tick]) -> None:
+        """An output of the micro-batches is about to be sent."""
+        _note_first(self._output, members)
 
-    def output_complete(self, tick: Tick) -> None:
+    def output_complete(self, members: Sequence[Tick]) -> None:
         """An output has arrived; the last one counts."""
-        self._output_complete[tick] = time.perf_counter()
+        self._output_complete.update(dict.fromkeys(members, time.perf_counter()))
 
     def store(self, counters: PerfCounters) -> None:
         """Hand the times over; with synthetic data nothing moved."""
@@ -49,6 +50,12 @@ class Stamps:
         counters.input_complete = [self._input_complete[t] for t in ticks if t in self._input_complete]
         counters.output = [self._output[t] for t in returned if t in self._output]
         counters.output_complete = [self._output_complete[t] for t in returned if t in self._output_complete]
+
+
+def _note_first(times: dict[Tick, float], members: Sequence[Tick]) -> None:
+    now = time.perf_counter()
+    for tick in members:
+        times.setdefault(tick, now)
 
 
 class SequentialStamps:
@@ -63,22 +70,23 @@ class SequentialStamps:
         self._output_complete: list[float] = []
 
     def input(self) -> None:
-        """The next micro-batch's input is asked for."""
-        self._input.append(time.perf_counter())
+        """The inputs of the next bundle of micro-batches are asked for."""
+        self._input += [time.perf_counter()] * self._loop.bundle
 
     def input_complete(self) -> None:
-        """The input has been delivered."""
-        self._input_complete.append(time.perf_counter())
+        """The inputs have been delivered."""
+        self._input_complete += [time.perf_counter()] * self._loop.bundle
 
-    def output(self, tick: Tick) -> None:
+    def output(self, members: Sequence[Tick]) -> None:
         """The outputs are about to be sent."""
-        if is_returned(self._loop, tick):
-            self._output.append(time.perf_counter())
+        self._output += [time.perf_counter()] * self._returned(members)
 
-    def output_complete(self, tick: Tick) -> None:
+    def output_complete(self, members: Sequence[Tick]) -> None:
         """The outputs have arrived."""
-        if is_returned(self._loop, tick):
-            self._output_complete.append(time.perf_counter())
+        self._output_complete += [time.perf_counter()] * self._returned(members)
+
+    def _returned(self, members: Sequence[Tick]) -> int:
+        return sum(is_returned(self._loop, tick) for tick in members)
 
     def store(self, counters: PerfCounters) -> None:
         """Hand the times over; with synthetic data nothing moved."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -41,6 +42,15 @@ class OutputStream:
             self._add(self._whole, block, tick.iteration * self._loop.gradient_accumulation + tick.step, value)
         else:
             _block(self._whole, value, block, self._multiplicity).copy_(value)
+
+    def put_all(self, members: Sequence[Tick], value: torch.Tensor) -> None:
+        """Take what a bundle of micro-batches produced; of several, each has its place in the first dimension."""
+        if len(members) == 1:
+            self.put(members[0], value)
+            return
+        for tick, part in zip(members, value.unbind(), strict=True):
+            if self._loop.output_block(tick, self._mode, self._period) is not None:
+                self.put(tick, part.clone() if self._alone else part)
 
     def _add(self, whole: torch.Tensor, block: int, position: int, value: torch.Tensor) -> None:
         """Add to one block, in the order of the micro-batches: early ones, made by other workers, wait."""

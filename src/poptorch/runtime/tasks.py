@@ -47,6 +47,9 @@ class Task:
     tick: int
     """When it runs in the ideal schedule."""
 
+    members: int = 1
+    """How many micro-batches it computes at once; the job's number is then that of the bundle."""
+
     @property
     def urgency(self) -> tuple[int, int, int]:
         """Of the tasks that are ready the smallest goes first: the oldest micro-batch, and its latest pass.
@@ -126,14 +129,14 @@ def width(plan: Plan, replicas: int) -> int:
     return max(sum(p.phase == phase for p in plan.parts) for phase in plan.phases) * replicas
 
 
-def build_tasks(plan: Plan, micro: int, replicas: int, *, training: bool) -> TaskGraph:
-    """The graph for ``micro`` micro-batches on each of ``replicas`` replicas."""
-    graph = _Builder(plan, ideal_schedule(plan, micro, training=training), replicas).build()
+def build_tasks(plan: Plan, micro: int, replicas: int, *, training: bool, members: int = 1) -> TaskGraph:
+    """The graph for ``micro`` micro-batches, or bundles of ``members``, on each of ``replicas`` replicas."""
+    graph = _Builder(plan, ideal_schedule(plan, micro, training=training), replicas, members).build()
     if plan.carried and not graph.is_acyclic():
         # A buffer that a late piece writes and an early one reads lets no two micro-batches overlap.
         ipus = [part.ipu for part in plan.parts]
         ticks = list(sharded(len(plan.parts), micro, ipus, training=training and not plan.whole))
-        graph = _Builder(plan, ticks, replicas, alone=True).build()
+        graph = _Builder(plan, ticks, replicas, members, alone=True).build()
     assert graph.is_acyclic()
     return graph
 
@@ -141,10 +144,13 @@ def build_tasks(plan: Plan, micro: int, replicas: int, *, training: bool) -> Tas
 class _Builder:
     """Follows a schedule and notes for each task what it must wait for."""
 
-    def __init__(self, plan: Plan, ticks: Sequence[Tick], replicas: int, alone: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, ticks: Sequence[Tick], replicas: int, members: int = 1, alone: bool = False
+    ) -> None:
         self._plan = plan
         self._ticks = ticks
         self._replicas = replicas
+        self._members = members
         self._training = any(s.description.backward for s in plan.stages)
         self._one_at_a_time = alone or plan.ordering is not Ordering.PIPELINED
         self._phased = plan.ordering.is_phased and not alone
@@ -244,7 +250,7 @@ class _Builder:
         self, job: Job, replica: int, ipu: int, stage: int | None, now: int, waits_for: Iterable[int]
     ) -> int:
         index = len(self._graph.tasks)
-        self._graph.tasks.append(Task(index, job, replica, ipu, stage, now))
+        self._graph.tasks.append(Task(index, job, replica, ipu, stage, now, self._members))
         self._graph.waits_for.append(set(waits_for))
         return index
 

@@ -15,6 +15,7 @@ from torch import fx
 from poptorch.compiler.codegen.derived import DerivedOperators
 from poptorch.compiler.codegen.randomness import RandomSource, with_generator
 from poptorch.compiler.opinfo import info_of
+from poptorch.compiler.program import Program
 
 
 def _register(operators: DerivedOperators, overload: Any) -> Any:
@@ -22,7 +23,7 @@ def _register(operators: DerivedOperators, overload: Any) -> Any:
     function = with_generator(overload)
 
     def draw(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, generator=RandomSource(int(random_key.item()))(random_stream), **kwargs)
+        return function(*args, generator=RandomSource.of_tensor(random_key)(random_stream), **kwargs)
 
     def describe(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
         return overload(*args, **kwargs)
@@ -50,6 +51,11 @@ def _signature(overload: Any) -> str:
 
 def _keep_star(match: re.Match[str]) -> str:
     return ", *" if "*" in match.group(0) else ""
+
+
+def fake_key(program: Program) -> torch.Tensor:
+    """What the key of a program looks like: :meth:`RandomSource.as_tensor`."""
+    return torch.empty(() if program.bundle == 1 else (program.bundle,), dtype=torch.int64)
 
 
 def with_keys(graph_module: fx.GraphModule) -> fx.GraphModule:

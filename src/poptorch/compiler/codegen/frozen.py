@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from poptorch.compiler.codegen.drawing import with_keys
+from poptorch.compiler.codegen.drawing import fake_key, with_keys
 from poptorch.compiler.codegen.freezing import freeze
 from poptorch.compiler.codegen.half import Weights
 from poptorch.compiler.codegen.inductor import Kernel, Target, compile_graph, contiguous, decompose, fake_mode, replay
@@ -40,7 +40,7 @@ def generate_frozen(program: Program, target: Target) -> Generated:
     mode = fake_mode()
     with mode:
         fakes = [torch.empty(port.shape, dtype=port.dtype) for port in program.ports]
-        fakes.append(torch.empty((), dtype=torch.int64))
+        fakes.append(fake_key(program))
         graph_module = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes)
     written = {(p.role, p.index) for p in program.mutated()}
     frozen = [p.role in _STATE and (p.role, p.index) not in written for p in program.ports]
@@ -80,7 +80,7 @@ class _Code:
                         prepared = parameters.derived[self] = self._prepare(parameters, buffers, constants)
         else:
             prepared = self._prepare(parameters, buffers, constants)
-        key = torch.tensor(random.key) if self._random else self._no_key
+        key = random.as_tensor() if self._random else self._no_key
         flat = [*inputs, *loss_scale, key, *prepared]
         if self._written:
             state = {Role.PARAMETER: parameters, Role.BUFFER: buffers, Role.CONSTANT: constants}

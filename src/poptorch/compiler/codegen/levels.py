@@ -120,10 +120,11 @@ def _operation_seconds(node: fx.Node) -> float:
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     moved = sum(t.numel() * t.element_size() for t in tensors)
-    return _SECONDS_PER_CALL + moved / _BYTES_PER_SECOND + _flops(node) / _FLOPS_PER_SECOND
+    return _SECONDS_PER_CALL + moved / _BYTES_PER_SECOND + flops_of(node) / _FLOPS_PER_SECOND
 
 
-def _flops(node: fx.Node) -> float:
+def flops_of(node: fx.Node) -> float:
+    """Floating-point operations, for what torch has a formula."""
     packet = getattr(node.target, "overloadpacket", None)
     formula = flop_registry.get(packet)
     if formula is None:

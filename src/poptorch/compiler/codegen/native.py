@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from poptorch.compiler.codegen.drawing import with_keys
+from poptorch.compiler.codegen.drawing import fake_key, with_keys
 from poptorch.compiler.codegen.frozen import generate_frozen
 from poptorch.compiler.codegen.inductor import (
     Target,
@@ -129,7 +129,7 @@ def _seed(program: Program, graph_module: fx.GraphModule) -> Seed | None:
 def _fakes(program: Program) -> list[torch.Tensor]:
     """The placeholders, and the random key behind them."""
     fakes = [torch.empty(port.shape, dtype=port.dtype) for port in program.ports]
-    return [*fakes, torch.empty((), dtype=torch.int64)]
+    return [*fakes, fake_key(program)]
 
 
 def _formatted_fakes(program: Program) -> list[torch.Tensor]:
@@ -145,7 +145,7 @@ def _fake_like(value: torch.Tensor) -> torch.Tensor:
 def _key_of(program: Program) -> Callable[[Any], torch.Tensor]:
     """The last input: what the random numbers of a micro-batch depend on."""
     if any(info_of(node).random is not None for node in program.operations()):
-        return lambda random: torch.tensor(random.key)
+        return lambda random: random.as_tensor()
     no_key = torch.tensor(0)
     return lambda random: no_key
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from poptorch.compiler.opinfo import STREAMS
 
 _MASK = (1 << 64) - 1
 
@@ -34,8 +36,35 @@ class RandomSource:
         """All that the numbers depend on, as one integer; ``RandomSource(key)`` draws the same."""
         return mix(*self._words) if len(self._words) > 1 else self._words[0]
 
+    def as_tensor(self) -> torch.Tensor:
+        """The same for native code, which takes nothing but tensors."""
+        return torch.tensor(self.key)
+
+    @staticmethod
+    def of_tensor(key: torch.Tensor) -> RandomSource:
+        """What :meth:`as_tensor` was made from."""
+        return BundledRandom(key.tolist()) if key.ndim else RandomSource(int(key.item()))
+
     def __call__(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix(self.key, stream))
+
+
+class BundledRandom(RandomSource):
+    """The generators of several micro-batches that run as one: each draws what it would draw alone."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: Sequence[int]) -> None:
+        super().__init__(*keys)
+        self._keys = keys
+
+    def as_tensor(self) -> torch.Tensor:
+        """The keys of all of them."""
+        return torch.tensor(self._keys)
+
+    def __call__(self, stream: int) -> torch.Generator:
+        member, own = divmod(stream, STREAMS)
+        return torch.Generator().manual_seed(mix(self._keys[member], own))
 
 
 def with_generator(overload: Any) -> Callable[..., Any]:

@@ -1,0 +1,123 @@
+"""Several micro-batches at once: the same results as one after the other, by every strategy."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from parallel_models import MODELS, STRATEGIES, Language, Perceptron, infer, make_options, train
+
+import poptorch
+from poptorch.runtime import gantt
+
+PLAIN = {name: STRATEGIES[name] for name in ("pipelined", "pipelined, two stages", "sharded")}
+
+
+def bundle_of(executor):
+    return executor._engine.executable.loop.bundle
+
+
+def both_ways(monkeypatch, run):
+    """What ``run`` returns for one micro-batch at a time, and for bundles."""
+    found = []
+    for size in ("1", "8"):
+        monkeypatch.setenv("POPTORCH_BUNDLE", size)
+        found.append(run())
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("strategy", [None, *PLAIN])
+@pytest.mark.parametrize("kind", MODELS)
+def test_training(monkeypatch, kind, strategy, replicas):
+    ipus, make = PLAIN.get(strategy, (None, lambda: None))
+
+    def run():
+        options = make_options(make(), iterations=2, replicas=replicas)
+        return train(kind, ipus, options, optimizer=poptorch.optim.SGD)
+
+    (alone, state, _), (together, bundled_state, executor) = both_ways(monkeypatch, run)
+    writes = any(True for _ in executor.program.mutated())
+    recurs = any("rnn" in str(node.target) for node in executor.program.operations())
+    assert (bundle_of(executor) > 1) is not (writes or recurs)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bundled_state, state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["Final", "All", "Sum", "EveryN"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_output_modes(monkeypatch, mode, replicas):
+    def run():
+        options = make_options(poptorch.PipelinedExecution(), iterations=2, replicas=replicas)
+        options.outputMode(poptorch.OutputMode[mode], *[2] * (mode == "EveryN"))
+        return train(Language, (0, 0, 1, 1), options, calls=1, optimizer=poptorch.optim.SGD)
+
+    (alone, _, _), (together, _, executor) = both_ways(monkeypatch, run)
+    assert bundle_of(executor) == 4
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    for output in together[0]:
+        assert output.untyped_storage().nbytes() == output.nbytes  # not a part of something larger
+
+
+@pytest.mark.parametrize("strategy", [None, "pipelined", "sharded"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_inference(monkeypatch, strategy, replicas):
+    ipus, make = PLAIN.get(strategy, (None, lambda: None))
+
+    def run():
+        return infer(Perceptron, ipus, make_options(make(), iterations=8, accumulation=1, replicas=replicas))
+
+    (alone, _), (together, executor) = both_ways(monkeypatch, run)
+    assert bundle_of(executor) == (2 if strategy == "pipelined" else 8)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_recomputation_repeats_the_numbers_of_each_micro_batch(monkeypatch):
+    def run():
+        options = make_options(poptorch.PipelinedExecution(), autoRecomputation=3)
+        return train(Language, (0, 0, 1, 1), options, optimizer=poptorch.optim.SGD)[:2]
+
+    alone, together = both_ways(monkeypatch, run)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_the_program_and_the_ideal_schedule_are_those_of_micro_batches(monkeypatch):
+    monkeypatch.setenv("POPTORCH_BUNDLE", "0")
+    *_, executor = train(Perceptron, (0, 0, 1, 1), make_options(poptorch.PipelinedExecution()), calls=1)
+    assert bundle_of(executor) == 4
+    assert executor.program.bundle == 1
+    runner = executor._engine.parallel
+    assert {task.job.micro for task in runner.scheduled_tasks().tasks} == set(range(8))
+    chart = gantt.measured_chart(runner.rounds[-1])
+    assert {bar.label for bar in chart.bars} == {"0-3F", "0-3B", "4-7F", "4-7B"}
+    assert executor.drawSchedule().startswith("ideal, 11 % idle\nIPU0 | 0F 1F .  0B 2F")
+
+
+def test_every_micro_batch_has_its_times(monkeypatch):
+    for strategy in (None, poptorch.PipelinedExecution()):
+        monkeypatch.setenv("POPTORCH_BUNDLE", "0")
+        ipus = None if strategy is None else (0, 0, 1, 1)
+        *_, executor = train(Perceptron, ipus, make_options(strategy), calls=1)
+        assert bundle_of(executor) > 1
+        counters = executor.getPerfCounters()
+        assert {len(times) for kind in counters.values() for times in kind} == {8}
+
+
+def test_models_are_compiled_in_several_threads(monkeypatch):
+    monkeypatch.setenv("POPTORCH_BUNDLE", "0")
+    sizes, errors = [], []
+
+    def work():
+        try:
+            sizes.append(bundle_of(train(Perceptron, None, make_options(), calls=1)[2]))
+        except Exception as error:  # noqa: BLE001 - the test reports it
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sizes == [8] * 4

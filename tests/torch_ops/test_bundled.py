@@ -1,0 +1,94 @@
+"""Every row of every table with two micro-batches as one program, against the two one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from op_samples import Alone, Sample, Trained
+from test_matches_eager import TABLES
+from torch import nn
+
+import poptorch
+from poptorch.compiler.codegen.interpret import generate
+from poptorch.compiler.codegen.randomness import BundledRandom, RandomSource
+from poptorch.compiler.passes.bundling import CannotBundle, bundled
+from poptorch.compiler.program import Program, Role
+
+SEEDS = (3, 5)
+
+
+def program_of(sample: Sample) -> Program:
+    """One row as the compiler sees it, with its backward pass if it has one."""
+    if not sample.grad:
+        model = poptorch.inferenceModel(Alone(sample.make()))
+        model.compile(*sample.inputs)
+        return model.program
+    trained = Trained(sample)
+    trained(*sample.inputs)  # makes the weights of the outputs
+    model = poptorch.trainingModel(Loss(trained), optimizer=torch.optim.SGD(trained.parameters(), lr=0.1))
+    model.compile(*sample.inputs)
+    return model.program
+
+
+class Loss(nn.Module):
+    def __init__(self, trained: Trained) -> None:
+        super().__init__()
+        self.trained = trained
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        outputs, loss = self.trained(*inputs)
+        return outputs, poptorch.identity_loss(loss.float(), reduction="none")
+
+
+def arguments(program: Program, inputs: list[torch.Tensor], random: RandomSource) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    state = [
+        [torch.rand(p.shape, generator=generator).to(p.dtype) for p in program.ports_of(role)]
+        for role in (Role.PARAMETER, Role.BUFFER)
+    ]
+    return [*state, list(program.constants.values()), inputs, [torch.ones(())] * program.training, random]
+
+
+def run(program: Program, inputs: list[torch.Tensor], random: RandomSource) -> tuple[torch.Tensor, ...]:
+    generated = generate(program)
+    given = arguments(program, inputs, random)
+    given[4] = given[4][: len(program.ports_of(Role.LOSS_SCALE))]
+    return generated.run(*given)
+
+
+def other(tensor: torch.Tensor) -> torch.Tensor:
+    """Another micro-batch: the same numbers, so that they are allowed, in another order."""
+    return tensor.flip(0) if tensor.ndim and tensor.is_floating_point() else tensor.clone()
+
+
+def check(program: Program, sample: Sample) -> bool:
+    """Whether it can be bundled; if so, the bundle gives what its members give."""
+    try:
+        bundle = bundled(program, 2)
+    except CannotBundle:
+        return False
+    ports = program.ports_of(Role.INPUT)
+    first = [t.to(p.dtype) for t, p in zip(sample.inputs, ports, strict=True)]
+    members = [first, [other(t) for t in first]]
+    alone = [
+        run(program, [t.clone() for t in inputs], RandomSource(seed))
+        for inputs, seed in zip(members, SEEDS, strict=True)
+    ]
+    together = run(bundle, [torch.stack(pair) for pair in zip(*members, strict=True)], BundledRandom(SEEDS))
+    gradients = range(len(program.results), len(program.results) + len(program.gradients))
+    for position, (result, pair) in enumerate(zip(together, zip(*alone, strict=True), strict=True)):
+        expected = torch.add(*pair) if position in gradients else torch.stack(pair)
+        torch.testing.assert_close(
+            result, expected, rtol=10 * sample.rtol, atol=10 * sample.atol, equal_nan=True
+        )
+    return True
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_bundles_give_what_their_members_give(table: str) -> None:
+    counts = Counter(check(program_of(sample), sample) for sample in TABLES[table])
+    if table in ("pointwise", "activations", "blas", "reductions", "losses"):
+        assert counts[True] > counts[False], counts
