@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python bench/multi_ipu.py            # the table
     PYTHONPATH=src python bench/multi_ipu.py --level interpret
-    PYTHONPATH=src python bench/multi_ipu.py --kinds bert --rows 1 2 4 8   # other sizes of a micro-batch
+    PYTHONPATH=src python bench/multi_ipu.py --kinds bert --rows 2 4 16    # other sizes of a micro-batch
     PYTHONPATH=src python bench/multi_ipu.py --memory   # only peak memory on 16 virtual IPUs
     PYTHONPATH=src python bench/multi_ipu.py --draw docs/images/pipeline.svg  # the picture in the documentation
     PYTHONPATH=src python bench/multi_ipu.py --quick    # a few steps of tiny models: does everything run?
@@ -59,6 +59,8 @@ class Shape:
 
 
 SHAPES = {"mlp": Shape(1024, 8, 64), "bert": Shape(256, 4, 8, 64)}
+OTHER_ROWS: dict[str, tuple[int, ...]] = {"mlp": (), "bert": (1,)}
+"""A micro-batch of a BERT on an IPU has a few samples, often one: then it has the tokens of a single sequence."""
 QUICK = {"mlp": Shape(32, 8, 4), "bert": Shape(16, 4, 2, 8)}
 
 
@@ -426,7 +428,7 @@ def measure_memory(kind: str, shape: Shape, recomputation: int | None) -> None:
     data = batch(kind, shape, many)
     found = peak_memory(lambda: lambda: executor(*data))
     runner = executor._engine.parallel
-    print(found["peak"], found["live"], scheduled_activation_bytes(runner.plan, runner.graph) / MIB)
+    print(found["peak"], found["live"], scheduled_activation_bytes(runner.plan, runner.scheduled_tasks()) / MIB)
 
 
 def draw(path: str, quick: bool) -> None:
@@ -455,7 +457,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="only the table of memory")
     parser.add_argument("--draw", metavar="FILE", help="only the schedule of a 4-stage pipeline")
     parser.add_argument("--worker", choices=(*PEERS, "memory"), help=argparse.SUPPRESS)
-    parser.add_argument("--rows", type=int, nargs="*", help="samples of a micro-batch (default: 64, bert 8)")
+    parser.add_argument("--rows", type=int, nargs="*", help="samples of a micro-batch (default: 64, bert 8 and 1)")
     parser.add_argument("--recomputation", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--shape", type=int, nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=tuple(SHAPES), default="mlp", help=argparse.SUPPRESS)
@@ -478,11 +480,10 @@ def main() -> None:
 
 def chosen_shapes(arguments: argparse.Namespace) -> list[tuple[str, Shape]]:
     shapes = QUICK if arguments.quick else SHAPES
-    rows = arguments.rows or [None]
     return [
-        (kind, shapes[kind] if count is None else dataclasses.replace(shapes[kind], rows=count))
+        (kind, dataclasses.replace(shapes[kind], rows=count))
         for kind in arguments.kinds
-        for count in rows
+        for count in arguments.rows or (shapes[kind].rows, *OTHER_ROWS[kind] * (not arguments.quick))
     ]
 
 

@@ -108,7 +108,6 @@ def test_what_torch_cannot_batch_is_refused_with_its_reason():
     executor.compile(torch.ones(5, 2, 3))
     with pytest.raises(CannotBundle, match="mkldnn_rnn_layer"):
         bundled(executor.program, 2)
-    assert torch._C._functorch._is_vmap_fallback_enabled()
 
 
 def test_written_buffers_are_refused():

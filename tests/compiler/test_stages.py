@@ -12,12 +12,6 @@ from poptorch.compiler.passes.graphs import is_view
 from poptorch.compiler.passes.stages import Division, partition, split
 
 
-@pytest.fixture(autouse=True)
-def _one_by_one(monkeypatch):
-    """The pieces that are looked at are those of single micro-batches."""
-    monkeypatch.setenv("POPTORCH_BUNDLE", "1")
-
-
 class Chain(nn.Module):
     def __init__(self, ipus):
         super().__init__()

@@ -1,8 +1,16 @@
-"""Makes the models of this folder importable by its tests."""
+"""Makes the models of this folder importable by its tests, which run micro-batches one by one unless they say so."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then every division of a model gives the same bits, and schedules show every micro-batch."""
+    monkeypatch.setenv("POPTORCH_BUNDLE", "1")

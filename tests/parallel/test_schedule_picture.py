@@ -21,7 +21,10 @@ from poptorch.runtime.workers import Span
 
 @pytest.fixture(scope="module")
 def pipelined():
-    return train(Perceptron, (0, 1, 2, 3), make_options(poptorch.PipelinedExecution(), replicas=2, iterations=2))[2]
+    options = make_options(poptorch.PipelinedExecution(), replicas=2, iterations=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POPTORCH_BUNDLE", "1")
+        return train(Perceptron, (0, 1, 2, 3), options)[2]
 
 
 def test_ideal_and_measured_as_text(pipelined):

@@ -8,17 +8,20 @@ import sys
 
 import pytest
 
-PROGRAM = """
+STEPS, BLOCKS, PAGES = 5, 8, 1024
+"""A block has four megabytes."""
+
+PROGRAM = f"""
 import resource, torch
 from poptorch.runtime.heap import keep_freed_memory
 told = keep_freed_memory()
 def step():
-    return sum(float(t[0]) for t in [torch.ones(1 << 20) for _ in range(8)])
+    return sum(float(t[0]) for t in [torch.ones(1 << 20) for _ in range({BLOCKS})])
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step(); step()
 before = faults()
-for _ in range(5):
+for _ in range({STEPS}):
     step()
 print(told, faults() - before)
 """
@@ -34,4 +37,5 @@ def test_pages_are_not_mapped_again_in_every_step():
         found[keep] = done.stdout.split()
     assert found["0"][0] == "False"
     assert found["1"][0] == "True"
-    assert 10 * int(found["1"][1]) < int(found["0"][1])  # not none at all: a block may find another place once
+    # Not none at all: a block may find another place once. Without the setting it is up to the C library.
+    assert 10 * int(found["1"][1]) < STEPS * BLOCKS * PAGES

@@ -46,7 +46,7 @@ def bundle(program: Program, loop: Loop, lanes: int) -> Program:
     try:
         result = bundled(program, size)
     except CannotBundle as reason:
-        logger.debug("Micro-batches run one by one: %s", reason)
+        logger.debug("Micro-batches run one by one: %s", str(reason).partition("\n")[0])
         return program
     logger.debug("%d micro-batches run as one", size)
     return result

@@ -169,7 +169,7 @@ def _validate_memory_shares(shares: Mapping[Any, Any]) -> None:
         if not isinstance(share, (int, float)) or not 0 < share <= 1 or ipu < 0:  # also refuses NaN
             raise backend_error(
                 f"The available memory proportion of IPU{ipu} is {share}; IPUs are numbered from 0 and "
-                "proportions are greater than 0 and at most 1. "
+                "proportions lie between 0 and 1; 0 itself would leave nothing. "
                 "See Options.setAvailableMemoryProportion."
             )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.predispatch import lazy_load_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -47,19 +48,15 @@ def bundled(program: Program, count: int) -> Program:
         raise CannotBundle("each of its values is rounded or checked by itself")
     if any(port.dtype in (torch.float16, torch.bfloat16) for port in program.ports_of(Role.PARAMETER)):
         raise CannotBundle("short gradients are rounded after each micro-batch")
+    lazy_load_decompositions()  # some of vmap's rules
     bundler = _Bundler(program, count)
     ports = [replace(p, shape=(count, *p.shape)) if p.role is Role.INPUT else p for p in program.ports]
-    functorch: Any = torch._C._functorch
-    enabled = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)  # it loops over micro-batches, as we do anyway
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             fakes = [torch.empty(port.shape, dtype=port.dtype) for port in ports]
             module = make_fx(bundler.outputs, tracing_mode="real")(*fakes)
     except (RuntimeError, ValueError, NotImplementedError) as error:  # whatever torch has to say against it
         raise CannotBundle(str(error).partition("\n")[0]) from error
-    finally:
-        functorch._set_vmap_fallback_enabled(enabled)
     module.graph.set_codegen(fx.graph.CodeGen())
     result = replace(program, graph_module=module, ports=ports, bundle=count, log=[*program.log])
     remove_dead_code(result)
@@ -195,6 +192,8 @@ class _Bundler(fx.Interpreter):
 
     def _mapped(self, n: fx.Node) -> Any:
         """What ``vmap`` makes of it. Missing values of a tuple stay missing."""
+        if not _can_be_mapped(n.target):
+            raise CannotBundle(f"torch knows no way to compute {n.target} for several micro-batches at once")
         nodes = n.all_input_nodes
         structure: list[Any] = []
 
@@ -249,6 +248,13 @@ _SHAPES = {
 }  # fmt: skip
 _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 _MULTIPLES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
+
+
+def _can_be_mapped(target: Any) -> bool:
+    """Whether ``vmap`` has a rule for an operation. Otherwise it would loop over micro-batches, as we do anyway."""
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+    return isinstance(target, torch._ops.OpOverload) and any(known(target.name(), key) for key in keys)
 
 
 def _call(n: fx.Node, value: Callable[[fx.Node], Any]) -> Any:

@@ -67,13 +67,18 @@ def _end_to_end(value: torch.Tensor) -> torch.Tensor:
 
 def _element_wise(call: Call) -> Any:
     """Broadcasting looks at the last dimensions, so one more in front changes nothing where all stacked values have it
-    at the same place, and nobody else has as many."""
+    at the same place, and nobody else has as many. Single numbers are left to ``vmap``: without a dimension they count
+    less in the choice of the result's type."""
     operands = [*call.operands, *call.keywords.values()]
     if not all(isinstance(o.value, (torch.Tensor, int, float, bool, str, type(None), torch.dtype)) for o in operands):
         return None
     sizes = {o.value.ndim for o in operands if o.stacked}
     most = max((o.value.ndim for o in operands if isinstance(o.value, torch.Tensor) and not o.stacked), default=0)
-    return call.directly() if len(sizes) == 1 and most < max(sizes) else None
+    return call.directly() if len(sizes) == 1 and most < max(sizes) > 1 else None
+
+
+def _in_the_form_of_the_first(call: Call) -> Any:
+    return _element_wise(call) if call.operands[0].stacked else None
 
 
 def _rows_by(*places: int) -> Rule:
@@ -118,6 +123,11 @@ def _attention(call: Call) -> Any:
 
 
 RULES: dict[Any, Rule] = {
+    **dict.fromkeys((NOP, *HINTS), _leading_dimensions(0)),
+    aten.copy.default: _in_the_form_of_the_first,
+    aten.fill.Scalar: _in_the_form_of_the_first,
+    aten.fill.Tensor: _in_the_form_of_the_first,
+    aten.zero.default: _in_the_form_of_the_first,
     aten.mm.default: _rows_by(0),
     aten.addmm.default: _rows_by(1),
     aten.convolution.default: _rows_by(0),
@@ -134,13 +144,9 @@ RULES: dict[Any, Rule] = {
 def rule_for(target: Any) -> Rule | None:
     """How to compute an operation; ``None`` leaves it to ``vmap``."""
     rule = RULES.get(target)
-    if rule is None and (torch.Tag.pointwise in getattr(target, "tags", ()) or target in _ELEMENT_WISE):
+    if rule is None and torch.Tag.pointwise in getattr(target, "tags", ()):
         return _element_wise
     return rule
-
-
-_ELEMENT_WISE = {NOP, *HINTS, aten.fill.Scalar, aten.zero.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
-"""Of which torch does not say so."""
 
 
 PARTIAL_SUMS: dict[Any, tuple[int, ...]] = {
@@ -177,6 +183,7 @@ def _embedding_backward(call: Call) -> Any:
 
 
 TOTAL_RULES: dict[Any, Rule] = {
+    **dict.fromkeys((NOP, *HINTS), _leading_dimensions(0)),
     aten.mm.default: _product,
     aten.sum.dim_IntList: _sum,
     aten.embedding_dense_backward.default: _embedding_backward,
