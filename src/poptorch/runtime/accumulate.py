@@ -33,8 +33,11 @@ class GradientAccumulator:
         self._products = [WaitingProducts(self._running, executable.loop.replicas) for _ in self._names]
         self._seen = 0
 
-    def add(self, gradients: Sequence[Gradient], replica: int = 0) -> None:
-        """Take the gradients of one micro-batch; from which replica they come makes no difference."""
+    def add(self, gradients: Sequence[Gradient], replica: int = 0, at_once: bool = True) -> None:
+        """Take the gradients of one micro-batch or bundle; from which replica they come makes no difference.
+
+        Unless ``at_once``, products are left to :meth:`unfinished`.
+        """
         gradients = [self._typed(n, g) for n, g in zip(self._names, gradients, strict=True)]
         if self._count == 1:
             self._totals = [g.value() if isinstance(g, Product) else g for g in gradients]
@@ -46,7 +49,7 @@ class GradientAccumulator:
             self._add_whole(*map(list, zip(*whole, strict=True)))
         for total, gradient, products in zip(self._totals, gradients, self._products, strict=True):
             if isinstance(gradient, Product):
-                products.add(gradient, total)
+                products.add(gradient, total, at_once)
         self._seen += 1
 
     def _add_whole(self, totals: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
@@ -118,16 +121,16 @@ class GroupedAccumulator:
             for row in range(grouping.count)
         }
 
-    def add(self, gradients: Sequence[Gradient], replica: int) -> None:
+    def add(self, gradients: Sequence[Gradient], replica: int, at_once: bool = True) -> None:
         """Take the gradients of one micro-batch on one replica."""
         common: list[Gradient] = []
         for name, gradient in zip(self._names, gradients, strict=True):
             if name in self._groups:
-                self._rows[name, self._groups[name].group_of(replica)].add([gradient])
+                self._rows[name, self._groups[name].group_of(replica)].add([gradient], at_once=at_once)
             else:
                 common.append(gradient)
         if common:
-            self._common.add(common)
+            self._common.add(common, at_once=at_once)
 
     def close(self, least: int = 0) -> None:
         """As in :class:`GradientAccumulator`."""
@@ -174,18 +177,19 @@ def _accumulator(executable: Executable, names: Sequence[str]) -> GradientAccumu
 class OrderedGradients:
     """Gradients that arrive in any order and are added by micro-batch, then by replica.
 
-    ``names`` are the parameters of each stage; every stage adds to accumulators of its own.
+    ``names`` are the parameters of each stage; every stage adds to accumulators of its own. ``workers`` is how many
+    threads there are.
     """
 
-    def __init__(self, executable: Executable, names: Sequence[Sequence[str]]) -> None:
+    def __init__(self, executable: Executable, names: Sequence[Sequence[str]], workers: int = 1) -> None:
         self._replicas = executable.loop.replicas
-        self._stages = {i: _OrderedStage(executable, n) for i, n in enumerate(names) if n}
+        self._stages = {i: _OrderedStage(executable, n, workers) for i, n in enumerate(names) if n}
 
     def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
         """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
 
-        There may be work to do behind the last one, and the one before, which is returned in pieces for any number of
-        threads.
+        Behind the last ones, when threads begin to run out of tasks, there may be work to do, which is returned in
+        pieces for any number of them.
         """
         return self._stages[stage].add(micro * self._replicas + replica, gradients)
 
@@ -202,10 +206,11 @@ class OrderedGradients:
 class _OrderedStage:
     """Early arrivals wait here until it is their turn."""
 
-    def __init__(self, executable: Executable, names: Sequence[str]) -> None:
+    def __init__(self, executable: Executable, names: Sequence[str], workers: int) -> None:
         self._accumulator = _accumulator(executable, names)
         self._replicas = executable.loop.replicas
         self._count = executable.loop.bundles_per_update
+        self._late = self._count - workers
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
         self._busy = False
@@ -224,14 +229,13 @@ class _OrderedStage:
                     self._busy = False
                     last = self._next == self._count
                     break
-                replica = self._next % self._replicas
+                position = self._next
                 self._next += 1
-            self._accumulator.add(ready, replica)
+            # While there are tasks for all threads, products are multiplied soon, for the sake of memory.
+            self._accumulator.add(ready, position % self._replicas, at_once=position < self._late)
             if self._next == self._count - 1:
                 # Whoever has nothing else to do can multiply these while the last micro-batch is still under way.
                 self._accumulator.close(least=_LEAST_ALONE)
-        if self._next < self._count - 1:
-            return ()
         if last:
             self._accumulator.close()
         return [partial(_all_done, piece) for piece in self._accumulator.unfinished()]

@@ -67,7 +67,8 @@ class ParallelRunner:
         self.ideal = ideal_schedule(plan, self._micro, training=self._training)
         self._width = width(plan, self._loop.replicas)
         self._bound: list[_BoundStage] = []
-        self._gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages])
+        workers = Share.of(self._width).workers
+        self._gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages], workers)
         self.residency = Residency(executable, plan)
         self.members = self._loop.members
         self.rounds: list[list[Span]] = []

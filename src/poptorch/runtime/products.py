@@ -34,13 +34,14 @@ class WaitingProducts:
         """Whether :meth:`multiply` has anything to do."""
         return bool(self._closed)
 
-    def add(self, product: Product, total: torch.Tensor) -> None:
-        """Take one more; when there are enough of them, ``total`` gets them."""
+    def add(self, product: Product, total: torch.Tensor, at_once: bool = True) -> None:
+        """Take one more; when there are enough of them, ``total`` gets them, or may get them by :meth:`multiply`."""
         self._waiting.append(product)
         self._elements += product.elements
         if self._share * (self._elements + product.elements) > total.numel():  # the next one would be too many
             self.close()
-            self.multiply(total)
+            if at_once:
+                self.multiply(total)
 
     def close(self, least: int = 0) -> None:
         """Those that wait are a group, unless products are shorter than ``least``: then they wait for another one."""
