@@ -50,7 +50,7 @@ class OutputStream:
             return
         for tick, part in zip(members, value.unbind(), strict=True):
             if self._loop.output_block(tick, self._mode, self._period) is not None:
-                self.put(tick, part.clone() if self._alone else part)
+                self.put(tick, part.clone(memory_format=torch.contiguous_format) if self._alone else part)
 
     def _add(self, whole: torch.Tensor, block: int, position: int, value: torch.Tensor) -> None:
         """Add to one block, in the order of the micro-batches: early ones, made by other workers, wait."""

@@ -70,7 +70,7 @@ class _Bundler(fx.Interpreter):
     """
 
     def __init__(self, program: Program, count: int) -> None:
-        super().__init__(program.graph_module)
+        super().__init__(program.graph_module, garbage_collect_values=False)  # rules look further back
         self._program = program
         self._count = count
         first = len(program.results)
@@ -87,10 +87,12 @@ class _Bundler(fx.Interpreter):
         values = self._program.output_values()
         others = {value for at, value in enumerate(values) if at not in self._gradients}
         wanted: set[fx.Node] = set()
+
+        def leads(user: fx.Node) -> bool:
+            return user.op == "output" or (user in wanted and self._is_linear(user))
+
         for node in reversed(list(self._program.operations())):
-            if node not in others and node in self._dependent and all(
-                user.op == "output" or (user in wanted and self._is_linear(user)) for user in node.users
-            ):  # fmt: skip
+            if node in self._dependent and node not in others and node.users and all(map(leads, node.users)):
                 wanted.add(node)
         return wanted
 
@@ -181,7 +183,7 @@ class _Bundler(fx.Interpreter):
             turned = argument.target is aten.t.default
             source = argument.args[0] if turned else argument
             assert isinstance(source, fx.Node)
-            return Operand(value, argument in self._stacked, self.env.get(source) if turned else None)
+            return Operand(value, argument in self._stacked, self.env[source] if turned else None)
 
         return Call(
             n.target,
