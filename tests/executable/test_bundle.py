@@ -58,6 +58,10 @@ def test_activations_take_no_more_memory_than_weights():
     assert bundle_of(Wasteful(), 1, shape=(1 << 20,)) == 1
 
 
+def test_many_replicas_have_enough_activations():
+    assert [bundle_of(nn.Linear(8, 8), 2, configure=lambda o, n=n: o.replicationFactor(n)) for n in (2, 4)] == [8, 1]
+
+
 def test_a_pipeline_has_a_bundle_for_each_ipu():
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     for ipu, layer in enumerate(model):

@@ -18,7 +18,7 @@ from poptorch.compiler.footprint import working_bytes
 from poptorch.compiler.passes.bundling import CannotBundle, bundled
 from poptorch.compiler.passes.graphs import descendants
 from poptorch.compiler.program import Program, Role, value_of
-from poptorch.executable.loop import Loop
+from poptorch.executable.loop import MANY_REPLICAS, Loop
 
 aten = torch.ops.aten
 
@@ -40,6 +40,8 @@ def bundle(program: Program, loop: Loop, lanes: int) -> Program:
     ``lanes`` is how many bundles there must be at least, for so many IPUs to be at work.
     """
     available = loop.gradient_accumulation if program.training else loop.device_iterations
+    if loop.replicas >= MANY_REPLICAS:
+        return program
     size = _size(available, available // max(1, lanes), _wanted(program) if available > 1 else 1)
     if size == 1:
         return program

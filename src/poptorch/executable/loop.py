@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from poptorch.enums import CommGroupType, OutputMode
 from poptorch.errors import createPoptorchError
 
+MANY_REPLICAS = 4
+"""From here on memory counts more than the speed of small products: all of them hold activations at once."""
+
 
 @dataclass(frozen=True)
 class Tick:

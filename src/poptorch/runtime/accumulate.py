@@ -10,6 +10,7 @@ import torch
 
 from poptorch.compiler.codegen.factors import Gradient, Product
 from poptorch.executable.executable import Executable
+from poptorch.executable.loop import MANY_REPLICAS
 from poptorch.runtime.products import WaitingProducts
 from poptorch.runtime.workers import Rest
 
@@ -210,7 +211,7 @@ class _OrderedStage:
         self._accumulator = _accumulator(executable, names)
         self._replicas = executable.loop.replicas
         self._count = executable.loop.bundles_per_update
-        self._late = self._count - workers
+        self._late = self._count - (1 if self._replicas >= MANY_REPLICAS else workers)
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
         self._busy = False

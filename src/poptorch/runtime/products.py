@@ -8,6 +8,7 @@ from collections import deque
 import torch
 
 from poptorch.compiler.codegen.factors import Product
+from poptorch.executable.loop import MANY_REPLICAS
 
 
 class WaitingProducts:
@@ -21,7 +22,7 @@ class WaitingProducts:
 
     def __init__(self, running: bool, replicas: int) -> None:
         self._running = running
-        self._share = 4 if replicas >= 4 else 2
+        self._share = 4 if replicas >= MANY_REPLICAS else 2
         self._waiting: list[Product] = []
         self._elements = 0
         self._closed: deque[list[Product]] = deque()
