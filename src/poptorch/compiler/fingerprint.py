@@ -58,7 +58,9 @@ def _described(graph_module: fx.GraphModule, exact: bool = True) -> Iterable[Any
         number[node] = len(number)
         info = info_of(node)
         place = info.placement
-        args = node.args if exact or node.target is not HOST_CALL else (node.args[0], given_name(*node.args[1:2]))
+        args = node.args
+        if node.target is HOST_CALL and not exact:
+            args = (args[0], given_name(args[1]), *args[2:])
         yield [
             node.op,
             _target(node, graph_module),
