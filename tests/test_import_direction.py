@@ -176,11 +176,11 @@ def test_the_rules_themselves_have_no_cycle() -> None:
         ("poptorch.errors", "from . import options", "'errors' may use only"),
         ("poptorch.optim.sgd", "from poptorch import Options", "public names"),
         ("poptorch.optim.sgd", "import poptorch", "public names"),
-        ("poptorch.ops.custom", "from poptorch.executor import PoplarExecutor", "facade"),
+        ("poptorch.ops.custom", "from poptorch.executor.executor import PoplarExecutor", "facade"),
         ("poptorch.newroom.a", "from poptorch import errors", "a new room"),
         ("poptorch.runtime.engine", "from poptorch.executable.format import load", None),
         ("poptorch.capture.tracer", "if TYPE_CHECKING:\n    from poptorch import runtime", None),
-        ("poptorch.executor", "from poptorch.runtime import engine", None),
+        ("poptorch.executor.executor", "from poptorch.runtime import engine", None),
         ("poptorch.options.root", "import torch\nfrom .table import OPTIONS", None),
     ],
 )

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen import levels, optimizers, pieces
-from poptorch.compiler.codegen.kernels import side_by_side
-from poptorch.runtime import native
+from poptorch.host import levels
+from poptorch.host.native import build as native
+from poptorch.host.native import optimizers
+from poptorch.host.native.async_compile import side_by_side
+from poptorch.host.store import code_store as pieces
 
 
 class Net(nn.Module):

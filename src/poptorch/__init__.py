@@ -15,7 +15,7 @@ from poptorch.ambient import isRunningOnIpu
 from poptorch.arg_parsers import ICustomArgParser, registerCustomArgParser, registerGeometricCustomArgParsers
 from poptorch.hooks import registerPostCompileHook, registerPreCompileHook
 from poptorch.printing import module_repr, print
-from poptorch.runtime.system import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion
+from poptorch.devices.system import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion
 
 # options and enums
 from poptorch import autocasting, enums, options
@@ -100,7 +100,7 @@ from poptorch import optim
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # executor
-from poptorch.executor import PoplarExecutor, inferenceModel, load, trainingModel
+from poptorch.executor.executor import PoplarExecutor, inferenceModel, load, trainingModel
 
 
 def __getattr__(name: str) -> object:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.opinfo import info_of
-from poptorch.compiler.passes.graphs import is_view
 from poptorch.compiler.passes.stages import Division, partition, split
+from poptorch.program.graphs import is_view
+from poptorch.program.opinfo import info_of
 
 
 class Chain(nn.Module):

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen import optimizers
-from poptorch.executable import cache
 from poptorch.executable.file import File
+from poptorch.host.native import optimizers
+from poptorch.host.store import cache
 
 
 def files(directory) -> list[Path]:
@@ -98,7 +98,7 @@ def test_a_directory_that_cannot_be_written(linear, batch, tmp_path):
 WAITING = """
     import pathlib, sys, time
     import poptorch
-    from poptorch.executable import cache
+    from poptorch.host.store import cache
     poptorch.setLogLevel("DEBUG")
     directory, name = sys.argv[1:]
     notes = pathlib.Path(directory) / "notes"

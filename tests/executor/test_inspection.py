@@ -13,7 +13,7 @@ from torch import nn
 
 import poptorch
 from poptorch import OutputMode
-from poptorch.compiler.codegen import levels
+from poptorch.host import levels
 
 
 class Two(nn.Module):

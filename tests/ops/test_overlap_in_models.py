@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.opinfo import info_of
+from poptorch.program.opinfo import info_of
 
 MODE = poptorch.OverlapMode.OverlapAccumulationLoop
 

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch import MatMulSerializationMode as Mode
-from poptorch.compiler.opinfo import info_of
 from poptorch.compiler.passes.hints import CYCLES
 from poptorch.ops.custom.call import CUSTOM_OP, CUSTOM_OP_GRADIENT
+from poptorch.program.opinfo import info_of
 from poptorch.runtime import engine
 
 Function = Callable[["Layers", torch.Tensor], torch.Tensor]

@@ -10,9 +10,9 @@ from parallel_models import Perceptron, make_model, make_options
 
 import poptorch
 from poptorch.runtime import workers
-from poptorch.runtime.schedule import Job
 from poptorch.runtime.tasks import Task, TaskGraph
 from poptorch.runtime.workers import Share, WorkerPool, run_inline
+from poptorch.schedule import Job
 
 
 class Fault(RuntimeError):

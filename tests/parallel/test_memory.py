@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
-from poptorch.compiler.codegen import levels
-from poptorch.executable.locations import Category
+from poptorch.compiler.memory import Category
+from poptorch.host import levels
 from poptorch.runtime import parallel, workers
 from poptorch.runtime.residency import scheduled_activation_bytes, working_bytes
 

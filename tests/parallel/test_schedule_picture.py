@@ -14,9 +14,9 @@ from parallel_models import STRATEGIES, Perceptron, make_options, train
 
 import poptorch
 from poptorch.runtime import gantt
-from poptorch.runtime.schedule import Job, Kind
 from poptorch.runtime.tasks import Task
 from poptorch.runtime.workers import Span
+from poptorch.schedule import Job, Kind
 
 
 @pytest.fixture(scope="module")

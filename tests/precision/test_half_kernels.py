@@ -7,7 +7,8 @@ import torch
 from torch import fx, nn
 
 import poptorch
-from poptorch.compiler.codegen.half import Copies, SafetyNet, Weights, copies_of
+from poptorch.host.interpret.half import SafetyNet
+from poptorch.runtime.values.weights import Copies, Weights, copies_of
 
 
 def test_products_are_rounded_once() -> None:

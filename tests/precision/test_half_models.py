@@ -177,7 +177,7 @@ def test_float16_buffers_change_in_place() -> None:
 
 
 def test_partials_are_recorded_for_the_model_of_the_ipu() -> None:
-    from poptorch.compiler.opinfo import info_of
+    from poptorch.program.opinfo import info_of
 
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     x = torch.randn(1, 1, 4, 4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen.stochastic import round_stochastically
+from poptorch.host.interpret.stochastic import round_stochastically
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -6,8 +6,8 @@ import threading
 
 import torch
 
-from poptorch.compiler.codegen.factors import Product
 from poptorch.runtime.products import WaitingProducts
+from poptorch.runtime.values.factored import Product
 
 
 def product(number: int, length: int = 2) -> Product:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poptorch.enums import OutputMode
-from poptorch.executable.loop import Loop, Tick
+from poptorch.program.loop import Loop, Tick
 from poptorch.runtime.streams import OutputStream
 
 TICKS = [Tick(i, s, r) for i, s, r in itertools.product(range(2), range(3), range(2))]

@@ -10,8 +10,8 @@ from torch import nn
 
 import poptorch
 from poptorch.runtime import tasks
-from poptorch.runtime.schedule import Kind
 from poptorch.runtime.tasks import width
+from poptorch.schedule import Kind
 
 
 class Stages(nn.Module):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from poptorch.runtime.schedule import Job
 from poptorch.runtime.tasks import Task, TaskGraph
 from poptorch.runtime.workers import Rest, Share, run_inline, run_tasks
+from poptorch.schedule import Job
 
 
 def graph_of(

@@ -12,10 +12,10 @@ from test_matches_eager import TABLES
 from torch import nn
 
 import poptorch
-from poptorch.compiler.codegen.interpret import generate
-from poptorch.compiler.codegen.randomness import BundledRandom, RandomSource
-from poptorch.compiler.passes.bundling import CannotBundle, bundled
-from poptorch.compiler.program import Port, Program, Role
+from poptorch.host.grouping.stacking import CannotBundle, bundled
+from poptorch.host.interpret.code import generate
+from poptorch.program.program import Port, Program, Role
+from poptorch.runtime.values.random_source import BundledRandom, RandomSource
 
 SEEDS = (3, 5)
 

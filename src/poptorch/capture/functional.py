@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from poptorch.capture.state import StateEntry, StateKind
 from poptorch.capture.tracer import Recording
-from poptorch.compiler.opinfo import has_info, info_of, set_info
-from poptorch.compiler.passes.graphs import remove_dead_code
-from poptorch.compiler.program import Port, Program, Role
 from poptorch.errors import createPoptorchError
+from poptorch.program.graphs import remove_dead_code
+from poptorch.program.opinfo import has_info, info_of, set_info
+from poptorch.program.program import Port, Program, Role
 
 
 def to_program(recording: Recording, input_names: list[str]) -> Program:

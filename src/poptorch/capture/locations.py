@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from poptorch.compiler.opinfo import SourceLocation
+from poptorch.program.opinfo import SourceLocation
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 DEFAULT_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")

@@ -19,9 +19,9 @@ from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
-from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, set_info
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
+from poptorch.program.opinfo import OpInfo, Sweep, has_info, set_info
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 

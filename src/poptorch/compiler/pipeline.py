@@ -11,7 +11,7 @@ from poptorch.compiler.passes.hints import read_hints
 from poptorch.compiler.passes.joining import join_parts
 from poptorch.compiler.passes.outputs import own_outputs
 from poptorch.compiler.passes.simplify import simplify
-from poptorch.compiler.program import Program
+from poptorch.program.program import Program
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from poptorch.compiler.codegen.interpret import Generated, generate_flat
-from poptorch.compiler.numerics import Numerics
-from poptorch.compiler.opinfo import OpInfo, Sweep, set_info
+from poptorch.host.interpret.code import Generated, generate_flat
+from poptorch.program.numerics import Numerics
+from poptorch.program.opinfo import OpInfo, Sweep, set_info
 
 State = dict[str, list[torch.Tensor]]
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from poptorch.compiler.codegen.interpret import Generated
-from poptorch.compiler.codegen.pieces import Pieces
+from poptorch.compiler.memory import Category, Location, MemoryMap
 from poptorch.compiler.passes.precision import GradientWatch
-from poptorch.compiler.program import Program
+from poptorch.compiler.plan import Plan
+from poptorch.compiler.sharding import UpdateShard
 from poptorch.compiler.update import UpdateProgram
 from poptorch.enums import OutputMode
-from poptorch.executable.grouping import ReplicaGrouping
-from poptorch.executable.locations import Category, Location, MemoryMap
-from poptorch.executable.loop import Loop
-from poptorch.executable.plan import Plan
-from poptorch.executable.sharding import UpdateShard
+from poptorch.host.interpret.code import Generated
+from poptorch.host.store.code_store import Pieces
+from poptorch.program.loop import Loop
+from poptorch.program.program import Program
+from poptorch.program.replica_groups import ReplicaGrouping
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from poptorch.compiler.fingerprint import digest, program_digest, update_digest
+from poptorch.compiler.plan import Plan
 from poptorch.executable.executable import Executable
-from poptorch.executable.plan import Plan
+from poptorch.program.fingerprint import digest, program_digest, update_digest
 
 
 def _pieces(plan: Plan) -> list[str]:

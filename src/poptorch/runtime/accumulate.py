@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from poptorch.compiler.codegen.factors import Gradient, Product
 from poptorch.executable.executable import Executable
-from poptorch.executable.loop import MANY_REPLICAS
+from poptorch.program.loop import MANY_REPLICAS
 from poptorch.runtime.products import WaitingProducts
+from poptorch.runtime.values.factored import Gradient, Product
 from poptorch.runtime.workers import Rest
 
 _LEAST_ALONE = 64

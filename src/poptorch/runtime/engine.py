@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
-from poptorch.compiler.codegen.half import Weights
-from poptorch.compiler.codegen.interpret import generate_step
-from poptorch.compiler.codegen.layouts import with_format
-from poptorch.compiler.codegen.randomness import BundledRandom, RandomSource, mix
-from poptorch.compiler.program import Role
+from poptorch import schedule
 from poptorch.compiler.update import State, flat_arguments
 from poptorch.executable.executable import Executable
-from poptorch.executable.loop import Loop, Tick
+from poptorch.host.interpret.code import generate_step
+from poptorch.host.native.build import to_native
+from poptorch.host.native.layouts import with_format
 from poptorch.options.progress import Progress
-from poptorch.runtime import schedule
+from poptorch.program.loop import Loop, Tick
+from poptorch.program.program import Role
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.heap import keep_freed_memory
 from poptorch.runtime.loans import Borrower, end_loans
 from poptorch.runtime.loss_scale import LossScaler, Tally
-from poptorch.runtime.native import to_native
 from poptorch.runtime.owners import update_shards
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
 from poptorch.runtime.stamps import SequentialStamps, Stamps
 from poptorch.runtime.streams import OutputStream
+from poptorch.runtime.values.random_source import BundledRandom, RandomSource, mix
+from poptorch.runtime.values.weights import Weights
 from poptorch.runtime.workers import Span
 
 _UPDATES = -1

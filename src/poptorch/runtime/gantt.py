@@ -9,8 +9,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from poptorch.errors import createPoptorchError
-from poptorch.runtime.schedule import Job, Kind, Tick, draw
 from poptorch.runtime.workers import Span
+from poptorch.schedule import Job, Kind, Tick, draw
 
 FORMATS = (".svg", ".png", ".txt")
 

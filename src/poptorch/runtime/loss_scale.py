@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from poptorch.executable.loop import Tick
+from poptorch.program.loop import Tick
 
 
 class LossScaler(Protocol):

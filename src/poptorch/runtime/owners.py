@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from poptorch.compiler.sharding import UpdateShard
 from poptorch.compiler.update import State, UpdateProgram
-from poptorch.executable.sharding import UpdateShard
-from poptorch.runtime.schedule import Job, Kind
 from poptorch.runtime.tasks import Task, TaskGraph
 from poptorch.runtime.workers import Share, run_tasks
+from poptorch.schedule import Job, Kind
 
 
 def update_shards(

@@ -9,17 +9,17 @@ from functools import partial
 
 import torch
 
-from poptorch.compiler.codegen.half import Weights
-from poptorch.compiler.codegen.randomness import RandomSource
-from poptorch.compiler.codegen.stochastic import FIRST_STREAM
+from poptorch.compiler.plan import Plan, Stage
 from poptorch.executable.executable import Executable
-from poptorch.executable.loop import Tick
-from poptorch.executable.plan import Plan, Stage
+from poptorch.host.interpret.stochastic import FIRST_STREAM
+from poptorch.program.loop import Tick
 from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.streams import OutputStream
 from poptorch.runtime.tasks import Task, TaskGraph, build_tasks, ideal_schedule, width
+from poptorch.runtime.values.random_source import RandomSource
+from poptorch.runtime.values.weights import Weights
 from poptorch.runtime.workers import Rest, Share, Span, run_tasks
 
 
@@ -128,7 +128,7 @@ class _BoundStage:
 
     @staticmethod
     def of(stage: Stage, memory: Memory, replicas: int, constants: Mapping[str, torch.Tensor]) -> _BoundStage:
-        from poptorch.compiler.program import Role
+        from poptorch.program.program import Role
 
         lists: dict[tuple[int, ...], Weights] = {}
         parameters = []

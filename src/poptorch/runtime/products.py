@@ -7,8 +7,8 @@ from collections import deque
 
 import torch
 
-from poptorch.compiler.codegen.factors import Product
-from poptorch.executable.loop import MANY_REPLICAS
+from poptorch.program.loop import MANY_REPLICAS
+from poptorch.runtime.values.factored import Product
 
 
 class WaitingProducts:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from poptorch.compiler.footprint import working_bytes
 from poptorch.compiler.passes.stages import StageProgram
+from poptorch.compiler.plan import Ordering, Plan
 from poptorch.executable.executable import Executable
-from poptorch.executable.plan import Ordering, Plan
-from poptorch.runtime.schedule import Kind
+from poptorch.program.footprint import working_bytes
 from poptorch.runtime.tasks import Task, TaskGraph
+from poptorch.schedule import Kind
 
 
 class Residency:

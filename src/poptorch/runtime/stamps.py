@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from poptorch.executable.loop import Loop, Tick
+from poptorch.program.loop import Loop, Tick
 from poptorch.runtime.counters import PerfCounters
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from poptorch.enums import OutputMode
-from poptorch.executable.loop import Loop, Tick
+from poptorch.program.loop import Loop, Tick
 
 
 class OutputStream:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from poptorch.compiler.codegen.levels import estimated_work
-from poptorch.executable.plan import Ordering, Plan
-from poptorch.runtime.schedule import (
+from poptorch.compiler.plan import Ordering, Plan
+from poptorch.host.levels import estimated_work
+from poptorch.schedule import (
     Job,
     Kind,
     Tick,

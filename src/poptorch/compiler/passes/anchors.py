@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from poptorch.compiler.naming import value_labels
-from poptorch.compiler.program import Program, Role
 from poptorch.errors import createPoptorchError
+from poptorch.program.naming import value_labels
+from poptorch.program.program import Program, Role
 
 UPDATED = "UpdatedVar___"
 

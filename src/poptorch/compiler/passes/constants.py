@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.opinfo import info_of
-from poptorch.compiler.passes.graphs import descendants, remove_dead_code
-from poptorch.compiler.program import Port, Program, Role, is_write
+from poptorch.program.graphs import descendants, remove_dead_code
+from poptorch.program.opinfo import info_of
+from poptorch.program.program import Port, Program, Role, is_write
 
 _LARGEST = 65536
 """Elements of a folded value: a larger one would occupy memory for the life of the program to save little."""

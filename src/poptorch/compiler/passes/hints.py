@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from poptorch.compiler.opinfo import info_of, set_info
-from poptorch.compiler.program import Program
 from poptorch.ops.hints import AVAILABLE_MEMORY, OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.planning import available_memory, custom_cycles
+from poptorch.program.opinfo import info_of, set_info
+from poptorch.program.program import Program
 
 MEMORY = "__available_memory"
 """Attribute under which the IPU Model finds the share of tile memory that an operation may use."""

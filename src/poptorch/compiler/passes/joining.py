@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.opinfo import info_of
-from poptorch.compiler.passes.graphs import insert_call, remove_dead_code
-from poptorch.compiler.program import Program
+from poptorch.program.graphs import insert_call, remove_dead_code
+from poptorch.program.opinfo import info_of
+from poptorch.program.program import Program
 
 aten = torch.ops.aten
 

@@ -6,9 +6,9 @@ import torch
 from torch import fx
 
 from poptorch._logging import warn_once
-from poptorch.compiler.passes.graphs import insert_call, storage_root
-from poptorch.compiler.program import Program, is_write, value_of
 from poptorch.errors import createPoptorchError
+from poptorch.program.graphs import insert_call, storage_root
+from poptorch.program.program import Program, is_write, value_of
 
 aten = torch.ops.aten
 

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
-from poptorch.compiler.codegen.half import PRODUCTS, base_name
-from poptorch.compiler.opinfo import Sweep, info_of, set_info
-from poptorch.compiler.passes.graphs import descendants, insert_call, is_view
-from poptorch.compiler.program import Program, Role, value_of
 from poptorch.errors import backend_error
+from poptorch.host.interpret.half import PRODUCTS, base_name
+from poptorch.program.graphs import descendants, insert_call, is_view
+from poptorch.program.opinfo import Sweep, info_of, set_info
+from poptorch.program.program import Program, Role, value_of
 
 aten: Any = torch.ops.aten
 

@@ -14,12 +14,12 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from poptorch.compiler.opinfo import Sweep, info_of, set_info
-from poptorch.compiler.passes.graphs import is_view, remove_dead_code, storage_root
 from poptorch.compiler.passes.stages import Partition
-from poptorch.compiler.program import Program, is_write
 from poptorch.ops.effects import is_ordered
 from poptorch.ops.hints import CHECKPOINT
+from poptorch.program.graphs import is_view, remove_dead_code, storage_root
+from poptorch.program.opinfo import Sweep, info_of, set_info
+from poptorch.program.program import Program, is_write
 
 Keep = Callable[[fx.Node, int], bool]
 """Whether a forward value, needed in the given backward slot, is kept from the forward pass."""

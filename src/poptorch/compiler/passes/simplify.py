@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.graphs import remove_dead_code
-from poptorch.compiler.program import Program
+from poptorch.program.graphs import remove_dead_code
+from poptorch.program.program import Program
 
 aten = torch.ops.aten
 

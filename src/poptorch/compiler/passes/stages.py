@@ -16,9 +16,9 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
-from poptorch.compiler.opinfo import OpInfo, Sweep, has_info, info_of, set_info
-from poptorch.compiler.passes.graphs import insert_call, is_view
-from poptorch.compiler.program import Port, Program, Role, is_write, value_of
+from poptorch.program.graphs import insert_call, is_view
+from poptorch.program.opinfo import OpInfo, Sweep, has_info, info_of, set_info
+from poptorch.program.program import Port, Program, Role, is_write, value_of
 
 aten = torch.ops.aten
 

@@ -1,1 +1,0 @@
-"""Turning a Program into something that runs."""

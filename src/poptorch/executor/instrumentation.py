@@ -1,0 +1,249 @@
+"""What a training wrapper adds to the user's own model, and takes away again.
+
+The model's class becomes a subclass that fetches trained weights from the device when somebody looks at them; so do the
+classes of its parameters and buffers. Only a weak reference leads to the executor: a model that outlives it is an
+ordinary model again in all but name.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from poptorch.errors import createPoptorchError
+from poptorch.executor.outputs import DeviceTensor
+
+_MARK = "_poptorch_owner"
+
+
+class Owner(Protocol):
+    """The executor, as far as an instrumented model knows it."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Bring trained weights to the host if it has old ones; tells whether it did."""
+
+    def destroy(self) -> None:
+        """Let go of the device and of the model."""
+
+    def group_replicas(self, parameter: Any, kind: Any, size: int, retrieval: Any) -> None:
+        """Let groups of replicas have values of their own for a parameter."""
+
+    @property
+    def weights_are_watched(self) -> bool:
+        """Whether looking at weights counts as a use by the user."""
+
+
+def is_instrumented(model: nn.Module) -> bool:
+    """Whether a training executor has its hands on the model."""
+    return hasattr(type(model), _MARK)
+
+
+def owner_of(model: nn.Module) -> Any:
+    """The live training executor of an instrumented model, or ``None``."""
+    reference = getattr(type(model), _MARK, None)
+    return None if reference is None else reference()
+
+
+def is_watched_by(tensor: torch.Tensor, owner: object) -> bool:
+    """Whether every look at the tensor goes through this training executor."""
+    reference = getattr(type(tensor), _MARK, None)
+    return reference is not None and reference() is owner
+
+
+def check_buffers(model: nn.Module) -> None:
+    """Only plain tensors can be watched."""
+    for name, buffer in model.named_buffers():
+        if type(buffer) not in (torch.Tensor, DeviceTensor):
+            raise createPoptorchError(
+                f"All buffers must be an instance of torch.Tensor: {name} is a {type(buffer).__name__}"
+            )
+
+
+def instrument(model: nn.Module, owner: Owner) -> None:
+    """Let ``model`` and its tensors fetch their values through ``owner``."""
+    if is_instrumented(model):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to unwrap "
+            "before wrapping again."
+        )
+    reference = weakref.ref(owner)
+    parameter_class = _watched_tensor(nn.Parameter, reference)
+    buffer_class = _watched_tensor(torch.Tensor, reference)
+    for parameter in _unique(model.named_parameters()):
+        if type(parameter) is nn.Parameter:
+            parameter.__class__ = parameter_class
+    for buffer in _unique(model.named_buffers()):
+        buffer.__class__ = buffer_class
+    model.__class__ = _watched_model(type(model), reference)
+
+
+def restore(model: nn.Module) -> None:
+    """Give the model and its tensors their own classes back."""
+    if not is_instrumented(model):
+        return
+    model.__class__ = type(model).__mro__[1]
+    for parameter in _unique(model.named_parameters()):
+        if hasattr(type(parameter), _MARK):
+            parameter.__class__ = nn.Parameter
+    for buffer in _unique(model.named_buffers()):
+        if hasattr(type(buffer), _MARK):
+            buffer.__class__ = torch.Tensor
+
+
+def _unique(named: Iterator[tuple[str, Any]]) -> list[Any]:
+    return list({id(tensor): tensor for _, tensor in named}.values())
+
+
+def _fetch(reference: weakref.ref[Any]) -> None:
+    owner = reference()
+    if owner is not None and owner.weights_are_watched:
+        owner.copyWeightsToHostIfNeeded()
+
+
+def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
+    """A subclass of ``base`` whose every use through torch first brings the host up to date."""
+
+    class Watched(base):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            _fetch(reference)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            _fetch(reference)
+            if id(self) not in memo:
+                memo[id(self)] = self._poptorch_plain(copy=True)
+            return memo[id(self)]
+
+        def __copy__(self) -> Any:
+            _fetch(reference)
+            return self._poptorch_plain(copy=False)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            _fetch(reference)
+            return self._poptorch_plain(copy=False).__reduce_ex__(protocol)
+
+        def _poptorch_plain(self, copy: bool) -> Any:
+            """The same values in the original class."""
+            with torch._C.DisableTorchFunctionSubclass():
+                data = self.detach().clone() if copy else self.detach()
+                return nn.Parameter(data, self.requires_grad) if base is nn.Parameter else data
+
+        def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
+            """Let groups of ``shards`` replicas have values of their own: the rows of the first dimension."""
+            owner = reference()
+            if owner is not None:
+                owner.group_replicas(self, comm_group_type, shards, variable_retrieval_mode)
+
+        def __repr__(self, *, tensor_contents: Any = None) -> str:
+            _fetch(reference)
+            return repr(self._poptorch_plain(copy=False))
+
+        def __hash__(self) -> int:
+            return id(self)
+
+    Watched.__name__ = Watched.__qualname__ = f"Poptorch{base.__name__}"
+    setattr(Watched, _MARK, reference)
+    return Watched
+
+
+def _watched_model(base: type[nn.Module], reference: weakref.ref[Any]) -> type[nn.Module]:
+    """A subclass of the user's class that fetches weights before they are used or looked at."""
+
+    class Watched(base):  # type: ignore[misc, valid-type]
+        def copyWeightsToHostIfNeeded(self) -> bool:
+            """Bring trained weights to the host if it has old ones; tells whether it did."""
+            owner = reference()
+            return owner is not None and owner.copyWeightsToHostIfNeeded()
+
+        def destroy(self) -> None:
+            """Unwrap the model: release its device and make it an ordinary module again."""
+            owner = reference()
+            if owner is not None:
+                owner.destroy()
+            restore(self)  # the owner is gone, or this is a copy of the model it wrapped
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            _fetch(reference)
+            return super().__call__(*args, **kwargs)
+
+        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+            _fetch(reference)
+            return super().named_parameters(*args, **kwargs)
+
+        def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+            _fetch(reference)
+            return super().named_buffers(*args, **kwargs)
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            _fetch(reference)
+            return _plain_state(super().state_dict(*args, **kwargs))
+
+        def __copy__(self) -> Any:
+            _fetch(reference)
+            return _shallow_copy(self, type(self))
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            _fetch(reference)
+            return _plain_reduction(_shallow_copy(self, base), protocol)
+
+    Watched.__name__ = f"Poptorch{base.__name__}"
+    Watched.__qualname__ = Watched.__name__
+    Watched.__module__ = base.__module__
+    setattr(Watched, _MARK, reference)
+    return Watched
+
+
+def _shallow_copy(model: nn.Module, as_class: type) -> Any:
+    copied: Any = object.__new__(as_class)
+    copied.__dict__ = dict(model.__dict__)
+    return copied
+
+
+def _plain_reduction(plain: nn.Module, protocol: Any) -> Any:
+    """How to pickle ``plain`` in place of the instrumented model.
+
+    Pickle insists that ``__newobj__`` builds the class of the very object it was asked to save, which is not so here.
+    """
+    reduced: Any = plain.__reduce_ex__(protocol)
+    function, arguments, *rest = reduced
+    if function is copyreg.__newobj__ and len(arguments) == 1:  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (arguments[0], object, None), *rest  # type: ignore[attr-defined]
+    return function, arguments, *rest
+
+
+def shallow_copy(model: nn.Module) -> nn.Module:
+    """A second module object around the same parameters, buffers and children."""
+    copied: nn.Module = _shallow_copy(model, type(model))
+    return copied
+
+
+def plain_shallow_copy(model: nn.Module) -> nn.Module:
+    """Like :func:`shallow_copy`, in the user's own class even if the model is instrumented."""
+    base = type(model).__mro__[1] if is_instrumented(model) else type(model)
+    copied: nn.Module = _shallow_copy(model, base)
+    return copied
+
+
+def _plain_state(state: Any) -> Any:
+    """A state dict without any of our classes; entries that share a tensor go on sharing it."""
+    known: dict[tuple[Any, ...], torch.Tensor] = {}
+    result: OrderedDict[str, Any] = OrderedDict()
+    metadata = getattr(state, "_metadata", None)
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            if hasattr(type(value), _MARK):
+                value = value._poptorch_plain(copy=False)  # type: ignore[attr-defined]
+            place = (value.data_ptr(), value.shape, value.stride(), value.dtype, type(value))
+            value = known.setdefault(place, value) if value.data_ptr() else value
+        result[key] = value
+    if metadata is not None:
+        result._metadata = metadata  # type: ignore[attr-defined]
+    return result

@@ -1,0 +1,184 @@
+"""The optimizer of a training executor: its description, its state on the device, and the transfers between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from poptorch._logging import backend
+from poptorch.compiler.lowering import Build, restrict
+from poptorch.optim import bridge
+from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
+from poptorch.optim.ranges import check_ranges
+from poptorch.optim.replacement import check_update
+from poptorch.optim.spec import OptimizerSpec, describe
+from poptorch.optim.unexpected import UnexpectedAttributes
+from poptorch.program.program import Program, value_of
+from poptorch.runtime.engine import Engine
+
+
+class OptimizerLink:
+    """Keeps the user's optimizer object and the compiled update in step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, options: Any) -> None:
+        self.optimizer = optimizer
+        self._options = options
+        self.spec: OptimizerSpec = describe(optimizer, options)
+        self._compiled: OptimizerSpec | None = None
+        self._used: frozenset[int] = frozenset()
+        self._names: dict[torch.nn.Parameter, str] = {}
+        self._params: dict[str, torch.Tensor] = {}
+        """The variable scalars as the device has them, under the names of ``ipu_param``."""
+
+        self._engine: Engine | None = None
+        self._watcher = UnexpectedAttributes()
+        self._check_attributes(optimizer)
+
+    def _check_attributes(self, optimizer: torch.optim.Optimizer) -> None:
+        self._watcher.check(optimizer, relaxed=self._options._relax_optimizer_checks)
+
+    # -- the state bridge: what the optimizer asks of us ---------------------------------------------------------
+
+    def read_state(self) -> dict[str, torch.Tensor]:
+        """Copies of the optimizer state on the device."""
+        rows = torch.contiguous_format  # whatever native code prefers
+        return {name: tensor.clone(memory_format=rows) for name, tensor in self._device_state().items()}
+
+    def read_params(self) -> dict[str, torch.Tensor]:
+        """Copies of the variable scalars on the device."""
+        return {name: tensor.clone() for name, tensor in self._params.items()}
+
+    def _device_state(self) -> dict[str, torch.Tensor]:
+        if self._engine is None or self._compiled is None:
+            return {}
+        state = self._compiled.named_state(self._names, self._engine.optimizer_state)
+        if self._engine.scaler is not None:
+            state[STATE_NAME] = self._engine.scaler.factor
+        return state
+
+
+    # -- life cycle ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse numbers that no update can use, before compiling."""
+        self.spec = describe(self.optimizer, self._options)
+        check_ranges(self.spec)
+
+    def compiled(self, build: Build, engine: Engine, names: dict[int, str], offline: bool) -> None:
+        """Put fresh state on the device."""
+        self._engine = engine
+        self._compiled = build.optimizer
+        if self._compiled is None:
+            return
+        self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
+        self._names = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
+        with torch.no_grad():
+            engine.optimizer_state = [
+                group.rule.init_state([engine.parameter(n) for n in self._group_names(group)])
+                for group in self._compiled.groups
+            ]
+        if self._compiled.automatic_loss_scaling is not None:
+            dtype = loss_type(build.executable.program)
+            engine.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
+        self.send_hyper_parameters()
+        if not offline:
+            bridge.after_compile(self.optimizer)
+
+    def _group_names(self, group: Any) -> list[str]:
+        return [self._names[p] for p in group.parameters]
+
+    def connect(self) -> None:
+        """Let the optimizer object ask for its state here."""
+        bridge.connect(self.optimizer, self)
+
+    def attached(self, copy_weights: Callable[[], None]) -> None:
+        """The device is (again) attached: state that the host has goes there."""
+        bridge.expect_upload(self.optimizer)
+        self.send_hyper_parameters()
+        self.upload(copy_weights)
+
+    def send_hyper_parameters(self) -> None:
+        """Write the variable attributes to the device."""
+        if self._engine is None or self._compiled is None:
+            return
+        backend.debug("Updating graph optimizer")
+        for index in range(len(self._compiled.groups)):
+            backend.debug("Updating group %d optimizer", index)
+        self._engine.hyper = self._compiled.hyper()
+        with torch._C.DisableTorchFunctionSubclass():  # asking for a weight's type is not a look at its value
+            self._params = self._compiled.named_params(self._names)
+        scale = float(self._compiled.loss_scaling.value)
+        self._engine.loss_scale = torch.tensor(scale, dtype=torch.float32)
+
+    def upload(self, copy_weights: Callable[[], None]) -> None:
+        """Write pending optimizer state to the device; trained weights are saved to the host first."""
+        if self._engine is None or self._compiled is None:
+            return
+        pending = bridge.pending_state(self.optimizer)
+        if pending is None:
+            return
+        copy_weights()
+        bridge.write_state(self._device_state(), self._params, pending)
+        self._apply_params(self._params)
+        bridge.uploaded(self.optimizer)
+
+    def _apply_params(self, params: dict[str, torch.Tensor]) -> None:
+        """Scalars that came with a loaded state count until the next ``setOptimizer``."""
+        assert self._compiled is not None
+        assert self._engine is not None
+        for group, hyper in zip(self._compiled.groups, self._engine.hyper, strict=True):
+            for scalar in group.variables:
+                for name in self._group_names(group)[:1]:
+                    loaded = params.get(f"{scalar}___specific___{name}")
+                    if loaded is None or scalar not in hyper:
+                        continue
+                    # A state holds fewer digits than the attributes: equal values must not lose any.
+                    if not torch.equal(hyper[scalar].to(loaded.dtype), loaded.reshape(hyper[scalar].shape)):
+                        hyper[scalar].copy_(loaded)
+
+    def ran(self) -> None:
+        """The device has newer state than the host."""
+        if self._compiled is not None:
+            bridge.after_run(self.optimizer)
+
+    def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], None]) -> None:
+        """Take over another optimizer object, or re-read the current one."""
+        self._check_attributes(optimizer)
+        new = describe(optimizer, self._options)
+        if self._compiled is not None:
+            new = check_update(self._compiled, restrict(new, self._used))
+            if optimizer is not self.optimizer:
+                bridge.replace(self.optimizer, optimizer, self)
+            changed = _variables(new) != _variables(self._compiled)
+            self._compiled = new
+            self.optimizer = optimizer
+            if changed:
+                self.send_hyper_parameters()
+            self.upload(copy_weights)
+            return
+        self.optimizer, self.spec = optimizer, new
+        self.connect()
+
+    def read_back(self) -> None:
+        """Fetch state that the device has newer."""
+        bridge.read_back(self.optimizer)
+
+    def disconnect(self) -> None:
+        """Leave the optimizer with what the host knows; forget the device."""
+        self.read_back()
+        bridge.disconnect(self.optimizer)
+        self._engine = None
+        self._compiled = None
+
+
+def loss_type(program: Program) -> torch.dtype:
+    """The type of the final loss, if the model returns it; else float32."""
+    if program.loss_result is None:
+        return torch.float32
+    return value_of(program.output_values()[program.loss_result]).dtype
+
+
+def _variables(spec: OptimizerSpec) -> list[Any]:
+    return [spec.loss_scaling.value, *(dict(group.variables) for group in spec.groups)]

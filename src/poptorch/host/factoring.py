@@ -1,0 +1,93 @@
+"""Gradients that are products of two smaller matrices, left unmultiplied for the accumulator to add.
+
+A linear layer's gradient for a few rows is a large matrix made from two small ones. Written to memory, read again and
+added to the accumulator it costs more than the product itself; multiplied straight into the accumulator it costs no
+more than that. So generated code returns the factors, wherever they take no more memory than what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from poptorch.host.interpret.code import Generated
+from poptorch.program.graphs import copy_of, remove_dead_code, storage_root
+from poptorch.program.program import Program, is_write, value_of
+from poptorch.runtime.values.factored import Gradient, Product
+
+aten = torch.ops.aten
+_TYPES = (torch.float32, torch.float64)
+
+
+def generate_factored(program: Program, generate: Callable[[Program], Generated]) -> Generated:
+    """Like ``generate``, with each gradient that is better not multiplied as a :class:`Product` among the outputs."""
+    found = _products(program)
+    if not found:
+        return generate(program)
+    generated = generate(_with_factors(program, list(found.values())))
+    run, count = generated.run, len(program.output_values())
+    places = [(at, f.transposed) for at, f in found.items()]
+
+    def run_factored(*arguments: Any) -> Sequence[Gradient]:
+        outputs = run(*arguments)
+        whole: list[Gradient] = list(outputs[:count])
+        for (at, transposed), right in zip(places, outputs[count:], strict=True):
+            whole[at] = Product(outputs[at], right, transposed)
+        return whole
+
+    return Generated(run_factored, generated.source)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The operands of one product, as the program names them before transposing."""
+
+    position: int
+    left: fx.Node
+    right: fx.Node
+    transposed: tuple[bool, bool]
+
+
+def _products(program: Program) -> dict[int, _Factors]:
+    """Where among the outputs there are gradients to leave unmultiplied."""
+    if not program.numerics.plain:
+        return {}  # rounding and checks look at every value
+    written = {n.args[0] for n in program.operations() if is_write(n)}
+    values = program.output_values()
+    first = len(program.results)
+    result = {}
+    for position in range(first, first + len(program.gradients)):
+        node = values[position]
+        if node.target is not aten.mm.default or len(node.users) != 1 or values.count(node) != 1:
+            continue
+        (left, left_is_transposed), (right, right_is_transposed) = map(_untransposed, node.args)
+        operands = left, right
+        small = sum(value_of(o).numel() for o in operands) <= value_of(node).numel()
+        stays = all(storage_root(o) not in written for o in operands)
+        if small and stays and value_of(node).dtype in _TYPES:
+            result[position] = _Factors(position, left, right, (left_is_transposed, right_is_transposed))
+    return result
+
+
+def _untransposed(node: Any) -> tuple[fx.Node, bool]:
+    if node.op == "call_function" and node.target is aten.t.default:
+        return node.args[0], True
+    return node, False
+
+
+def _with_factors(program: Program, products: Sequence[_Factors]) -> Program:
+    """The program with left factors in place of gradients and right factors behind all other outputs."""
+    factored, copied = copy_of(program)
+    outputs: list[Any] = factored.output_values()
+    for product in products:
+        outputs[product.position] = copied[product.left]
+    outputs += [copied[product.right] for product in products]
+    factored.output_node.args = (tuple(outputs),)
+    names = [program.gradients[p.position - len(program.results)] for p in products]
+    factored.anchors = [*program.anchors, *(f"factor of {name}" for name in names)]
+    remove_dead_code(factored)
+    return factored

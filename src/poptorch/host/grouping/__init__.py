@@ -1,0 +1,1 @@
+"""Several micro-batches as one program for the host."""

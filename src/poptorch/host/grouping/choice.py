@@ -1,0 +1,95 @@
+"""How many micro-batches the host computes at once.
+
+The answer follows from the program and its loops alone, never from the machine: it decides in which order numbers are
+added, and the same program gives the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from poptorch import environment
+from poptorch._logging import logger
+from poptorch.host.grouping.stacking import CannotBundle, bundled
+from poptorch.host.levels import estimated_work, flops_of
+from poptorch.program.footprint import working_bytes
+from poptorch.program.graphs import descendants
+from poptorch.program.loop import MANY_REPLICAS, Loop
+from poptorch.program.program import Program, Role, value_of
+
+aten = torch.ops.aten
+
+_ENOUGH_ROWS = 256
+"""From here on matrix products do not get faster. Measured on one core, 256 to 1024 columns, in GFLOP/s with 16, 32,
+64, 128, 256 and 512 rows: 33, 46, 56, 64, 67, 67."""
+
+_ENOUGH_SECONDS = 1e-3
+"""Estimated work beside which calls do not count. (The estimate is cautious: the work takes about a fifth of it.)"""
+
+_MOST = 64
+_LEAST_BYTES = 4 << 20
+"""Activations may take as much memory as the weights do, or this much."""
+
+
+def bundle(program: Program, loop: Loop, lanes: int) -> Program:
+    """The program for several micro-batches at once, or the program itself where that is impossible or brings nothing.
+
+    ``lanes`` is how many bundles there must be at least, for so many IPUs to be at work.
+    """
+    available = loop.gradient_accumulation if program.training else loop.device_iterations
+    if loop.replicas >= MANY_REPLICAS:
+        return program
+    size = _size(available, available // max(1, lanes), _wanted(program) if available > 1 else 1)
+    if size == 1:
+        return program
+    try:
+        result = bundled(program, size)
+    except CannotBundle as reason:
+        logger.debug("Micro-batches run one by one: %s", str(reason).partition("\n")[0])
+        return program
+    logger.debug("%d micro-batches run as one", size)
+    return result
+
+
+def _wanted(program: Program) -> float:
+    """How many micro-batches make products of enough rows, and enough work for the calls not to count."""
+    chosen = environment.BUNDLE.read()
+    if chosen:
+        return chosen
+    rows, work = _mean_rows(program), estimated_work(program)
+    wanted = max(_ENOUGH_ROWS / rows, _ENOUGH_SECONDS / max(work, 1e-9))
+    weights = sum(math.prod(p.shape) * p.dtype.itemsize for p in program.ports_of(Role.PARAMETER))
+    room = max(weights, _LEAST_BYTES) / max(1, working_bytes(program))
+    return min(wanted, room, _MOST)
+
+
+def _size(available: int, most: int, wanted: float) -> int:
+    """The smallest divisor of ``available`` that is enough; or the largest below, if that would be too many.
+
+    >>> [_size(8, 8, 3.0), _size(8, 2, 3.0), _size(6, 6, 4.5), _size(7, 3, 4.0)]
+    [4, 2, 6, 1]
+    """
+    divisors = [n for n in range(1, most + 1) if available % n == 0] or [1]
+    return next((n for n in divisors if n >= wanted), divisors[-1])
+
+
+def _mean_rows(program: Program) -> float:
+    """The rows that weights are multiplied with, on average over all floating-point operations."""
+    dependent = descendants(node for node, port in program.placeholders() if port.role is Role.INPUT)
+    total = weighted = 0.0
+    for node in program.operations():
+        place = _WEIGHTS.get(node.target)
+        if place is None or node.args[place] in dependent:
+            continue
+        value, flops = value_of(node), flops_of(node)
+        channels = value.shape[1] if value.ndim > 1 else 1
+        total += flops
+        weighted += flops * value.numel() / channels
+    return weighted / total if total else math.inf
+
+
+_WEIGHTS: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2, aten.convolution.default: 1}
+"""Where the weights stand among the operands."""

@@ -1,0 +1,1 @@
+"""The graph as straight-line Python calls of ATen functions."""

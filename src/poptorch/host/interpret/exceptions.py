@@ -1,0 +1,113 @@
+"""Floating-point exceptions: an operation that makes a NaN or an infinity out of ordinary numbers is an error.
+
+The rules are those of IEEE 754. *Invalid*: a NaN without a NaN among the operands, or an order comparison with a NaN.
+*Overflow* and *division by zero*: an infinity without one among the operands. As on the device, dividing by an infinity
+is refused as well. Moving, choosing and filling in values is never an exception, so masks may hold infinities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from poptorch.errors import createPoptorchError
+from poptorch.host.interpret.half import base_name, is_arithmetic, is_in_place
+from poptorch.program.opinfo import Sweep, info_of
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
+_DIVISIONS = frozenset({"div", "reciprocal", "rsqrt", "fmod", "remainder", "floor_divide"})
+
+
+def check_of(node: fx.Node) -> Callable[[Any, tuple[Any, ...]], None] | None:
+    """A function of the node's result and operands that raises for an exception; ``None`` where none can occur."""
+    name = base_name(node)
+    if name in _COMPARISONS:
+        return _ComparisonCheck(node)
+    if not is_arithmetic(node):
+        return None
+    return _WriteCheck(node) if is_in_place(node) else _ResultCheck(node)
+
+
+class _Check:
+    """What is said about the operation when it fails."""
+
+    def __init__(self, node: fx.Node) -> None:
+        info = info_of(node)
+        self._operation = base_name(node)
+        self._value = node.name
+        sweep = {Sweep.BACKWARD: " of the backward pass", Sweep.UPDATE: " of the weight update"}
+        scope = f" in {info.scope}" if info.scope else ""
+        source = f", from {info.source}" if info.source is not None else ""
+        self._where = f"{self._operation!r} (%{self._value}){sweep.get(info.sweep, '')}{scope}{source}"
+
+    def fail(self, what: str) -> None:
+        raise createPoptorchError(
+            f"Floating point exception: {what} in operation {self._where}. The values of this call are lost, the model "
+            "can be called again. options.Precision.enableFloatingPointExceptions(False) lets such values through."
+        )
+
+
+class _ComparisonCheck(_Check):
+    """An order comparison with a NaN has no right answer."""
+
+    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
+        if _any_nan(operands):
+            self.fail("invalid operation (comparison with NaN)")
+
+
+class _ResultCheck(_Check):
+    """New NaNs and new infinities."""
+
+    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
+        divides = self._operation in _DIVISIONS
+        if divides and len(operands) > 1 and _any_inf(operands[1:2]):
+            self.fail("invalid operation (division by infinity)")
+        if all(torch.isfinite(t).all() for t in _floats(result)):
+            return
+        if _any_nan(result) and not _any_nan(operands):
+            self.fail("invalid operation (the result is not a number)")
+        if _any_inf(result) and not _any_inf(operands) and not _any_nan(operands):
+            zero = divides and (len(operands) < 2 or _any_zero(operands[1:2]))
+            self.fail("division by zero" if zero else "overflow")
+
+
+class _WriteCheck(_Check):
+    """After an operation in place the operands of before are gone: what was written must be ordinary numbers."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(node)
+        arguments = node.target._schema.arguments  # type: ignore[union-attr]
+        self._written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+
+    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
+        written = [operands[i] for i in self._written if i < len(operands)]
+        if _any_nan(written):
+            self.fail("invalid operation (the result is not a number)")
+        if _any_inf(written):
+            self.fail("overflow")
+
+
+def _floats(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, float):
+        yield torch.tensor(value, dtype=torch.float64)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _floats(item)
+
+
+def _any_nan(value: Any) -> bool:
+    return any(bool(torch.isnan(t).any()) for t in _floats(value))
+
+
+def _any_inf(value: Any) -> bool:
+    return any(bool(torch.isinf(t).any()) for t in _floats(value))
+
+
+def _any_zero(value: Any) -> bool:
+    return any(bool((t == 0).any()) for t in _floats(value)) or any(v == 0 for v in value if isinstance(v, int))

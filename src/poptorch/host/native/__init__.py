@@ -1,0 +1,1 @@
+"""The graph as C++ kernels, compiled by TorchInductor."""

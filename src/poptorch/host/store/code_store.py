@@ -1,0 +1,202 @@
+"""Pieces of native code: found where an earlier process left them, or compiled and left there for later ones.
+
+A piece is the code of one program, or of one part of it. Its key says all that the code depends on: the graph with its
+shapes, the target, the versions of this package, torch and Python, the settings of Inductor and the processor. Weights,
+learning rates and the number of device iterations are not among them, so changing these compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from poptorch._logging import logger
+from poptorch._version import __version__
+from poptorch.compiler.update import UpdateProgram
+from poptorch.errors import Error
+from poptorch.host.interpret.code import Generated
+from poptorch.host.native.async_compile import prepare_compiler
+from poptorch.host.native.effects import is_effectful, with_tokens
+from poptorch.host.native.freezing import linear_operator
+from poptorch.host.native.inductor import Target
+from poptorch.host.native.random_keys import with_keys
+from poptorch.host.store import closure_format as portable
+from poptorch.host.store.kernel_files import NotPortable, processor
+from poptorch.program.fingerprint import digest, program_digest, update_digest
+from poptorch.program.opinfo import info_of
+from poptorch.program.program import Program
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Native code as data; ``text`` is JSON."""
+
+    text: str
+    blobs: dict[str, bytes] = field(repr=False)
+
+    @staticmethod
+    def of(code: Generated | None) -> Piece:
+        """Write code down. ``None``, the answer that there is no code of this kind, is worth keeping, too."""
+        if code is None:
+            return Piece("null", {})
+        found = portable.describe(code.run)
+        names = sorted(found.blobs)
+        content = {"objects": found.objects, "root": found.root, "source": code.source, "blobs": names}
+        return Piece(json.dumps(content), found.blobs)
+
+    def code(self) -> Generated | None:
+        """The code, ready to run."""
+        content = json.loads(self.text)
+        if content is None:
+            return None
+        run = portable.restore(portable.Description(content["objects"], content["root"], self.blobs))
+        return Generated(run, content["source"])
+
+
+class Store(Protocol):
+    """Where pieces are kept."""
+
+    def find(self, key: str) -> Piece | None:
+        """A piece, or ``None``; raises ``poptorch.Error`` if what is there is damaged."""
+
+    def keep(self, key: str, piece: Piece) -> None:
+        """Keep a piece."""
+
+    def finish(self) -> None:
+        """All pieces of a compilation have been asked for."""
+
+    def __str__(self) -> str:
+        """For messages."""
+
+
+class Pieces:
+    """The native code of one executable."""
+
+    def __init__(self, stores: Sequence[Store] = ()) -> None:
+        self._stores = list(stores)
+        self.known: dict[str, Piece] = {}
+        """What was found or made, by key."""
+
+        self.compiled = 0
+        """How many pieces had to be compiled."""
+
+        self._new: dict[str, Generated | None] = {}  # not written down yet: their kernels may be on their way
+
+    def obtain(self, key: str, program: Program | None, make: Callable[[], Generated | None]) -> Generated | None:
+        """The code for a key: found, or made now; what is made can run after :meth:`finish`."""
+        for store in self._stores:
+            found = self._found(store, key, program)
+            if found is not None:
+                piece, code = found
+                logger.debug("Native code %s taken from %s", key[:12], store)
+                self._keep(key, piece)
+                return code
+        self.compiled += 1
+        prepare_compiler()
+        self._new[key] = code = make()
+        return code
+
+    def finish(self) -> None:
+        """Nothing more is compiled for now, and everything is ready to run."""
+        for key, code in self._new.items():
+            try:
+                self._keep(key, Piece.of(code))
+            except NotPortable as reason:
+                logger.debug("Native code %s cannot be kept for other processes: it contains %s", key[:12], reason)
+        self._new.clear()
+        for store in self._stores:
+            _attempt(store, store.finish)
+
+    def _keep(self, key: str, piece: Piece) -> None:
+        self.known[key] = piece
+        for store in self._stores:
+            _attempt(store, partial(store.keep, key, piece))
+
+    @staticmethod
+    def _found(store: Store, key: str, program: Program | None) -> tuple[Piece, Generated | None] | None:
+        try:
+            piece = store.find(key)
+            if piece is None:
+                return None
+            if program is not None:
+                _register_operators(program)
+            return piece, piece.code()
+        except Exception as problem:  # noqa: BLE001  whatever is wrong with it, there is a way without it
+            text = problem.message if isinstance(problem, Error) else f"{type(problem).__name__}: {problem}"
+            logger.warning("Native code in %s cannot be used and is compiled again: %s", store, text)
+            return None
+
+
+def _attempt(store: Store, action: Callable[[], None]) -> None:
+    """A full disk, or a directory that somebody took away, must not stop a program that is compiled."""
+    try:
+        action()
+    except OSError as error:
+        logger.warning("Native code could not be kept in %s: %s", store, error)
+
+
+def _register_operators(program: Program) -> None:
+    """The operators with random keys and tokens come into being when a graph is rewritten to use them."""
+    linear_operator()
+    graph_module = program.graph_module
+    if any(info_of(node).random is not None for node in program.operations()):
+        graph_module = with_keys(graph_module)
+    if is_effectful(graph_module.graph):
+        with_tokens(graph_module)
+
+
+def piece_key(kind: str, program: Program | None, update: UpdateProgram | None, target: Target) -> str:
+    """The identity of a piece of code; ``kind`` tells pieces of one program apart."""
+    return digest(
+        {
+            "kind": kind,
+            "program": None if program is None else program_digest(program),
+            "update": None if update is None else update_digest(update),
+            "threads": target.threads,
+            "entry": target.entry.value,
+            "around": surroundings(),
+        }
+    )
+
+
+def surroundings() -> dict[str, Any]:
+    """What code depends on besides its program."""
+    from torch._inductor import config
+
+    settings = {name: repr(value) for name, value in config.save_config_portable().items()}
+    return {
+        "poptorch": [__version__, _own_sources()],
+        "torch": [torch.__version__, str(torch.version.git_version)],
+        "python": [sys.implementation.cache_tag, platform.machine()],
+        "processor": processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "inductor": digest(settings),
+        "flags": [
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.mkldnn.enabled,
+            torch.get_float32_matmul_precision(),
+        ],
+    }
+
+
+_ROOMS = ("program", "compiler", "host", "runtime/values")
+"""Folders whose text decides what native code looks like."""
+
+
+@cache
+def _own_sources() -> str:
+    """The identity of the compiler's own text: while it is being worked on, its version stays the same."""
+    text = hashlib.sha256()
+    package = Path(__file__).parents[2]
+    for path in sorted(path for room in _ROOMS for path in (package / room).rglob("*.py")):
+        text.update(path.name.encode() + path.read_bytes())
+    return text.hexdigest()

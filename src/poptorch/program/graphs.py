@@ -1,0 +1,106 @@
+"""What several passes need: looking at views, ancestors and dead code."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from poptorch.ops.effects import calls_host, is_ordered
+from poptorch.program.program import Program, is_write
+
+aten = torch.ops.aten
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's value may share memory with its first argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """The node that allocated the memory that ``node`` looks at."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+# Operations that may hand back the memory of their operand although their schema does not say so.
+_UNDECLARED_VIEWS = frozenset({aten._unsafe_view.default, aten.contiguous.default, aten.reshape.default})
+
+
+def memory_root(node: fx.Node) -> fx.Node:
+    """Like :func:`storage_root`, looking through operations that only sometimes make memory of their own."""
+    while (is_view(node) or node.target in _UNDECLARED_VIEWS) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def descendants(starts: Iterable[fx.Node]) -> set[fx.Node]:
+    """Everything computed from ``starts``, these included."""
+    seen = set(starts)
+    queue = list(seen)
+    while queue:
+        for user in queue.pop().users:
+            if user not in seen:
+                seen.add(user)
+                queue.append(user)
+    return seen
+
+
+def has_side_effect(node: fx.Node) -> bool:
+    """Whether the node must stay although nobody uses its value. Random draws are pure: they are numbered."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return is_write(node) or node.is_impure(impure_random=False) or calls_host(node)
+
+
+def acts_in_order(program: Program) -> bool:
+    """Whether the order of micro-batches shows: in state that they write, or in what they do to the world."""
+    return any(has_side_effect(node) or is_ordered(node) for node in program.operations())
+
+
+def remove_dead_code(program: Program) -> int:
+    """Drop what nobody needs; returns how many operations went."""
+    before = len(program.graph.nodes)
+    program.graph.eliminate_dead_code(has_side_effect)
+    return before - len(program.graph.nodes)
+
+
+def copy_of(program: Program) -> tuple[Program, dict[fx.Node, fx.Node]]:
+    """The same program in a graph of its own, and the new node of each old one."""
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    values = graph.graph_copy(program.graph, copied)
+    graph.output(values)
+    module = fx.GraphModule(program.graph_module, graph)
+    return replace(program, graph_module=module, log=[*program.log]), copied
+
+
+def insert_call(
+    program: Program, before: fx.Node, target: object, args: tuple[Any, ...], like: fx.Node, **kwargs: object
+) -> fx.Node:
+    """Insert one operation whose value and annotations are derived from ``like`` by running it on fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with program.graph.inserting_before(before):
+        node = program.graph.call_function(target, args, kwargs)  # type: ignore[arg-type]
+    fakes: Any = fx.map_arg(args, lambda operand: operand.meta["val"])
+    mode = next(f.fake_mode for f in tree_leaves(fakes) if isinstance(f, FakeTensor))
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*fakes, **kwargs)  # type: ignore[operator]
+    if "poptorch" in like.meta:
+        node.meta["poptorch"] = like.meta["poptorch"]
+    return node
