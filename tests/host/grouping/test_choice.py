@@ -13,6 +13,12 @@ from poptorch.enums import CommGroupType
 from poptorch.program.loop import Loop
 
 
+@pytest.fixture(autouse=True)
+def _sizes_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POPTORCH_BUNDLE")
+
+
+
 def bundle_of(model, rows, *, accumulation=8, shape=(8,), configure=lambda options: None, **optimizer):
     """The size of the bundles of a training model."""
     options = poptorch.Options()
