@@ -48,6 +48,6 @@ def _usual_logging() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of tests are so small that one thread would run all of their pieces."""
-    from poptorch.runtime import tasks
+    from poptorch.host import width
 
-    monkeypatch.setattr(tasks, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(width, "_LEAST_SECONDS", 0.0)

@@ -15,7 +15,7 @@ PLAIN = {name: STRATEGIES[name] for name in ("pipelined", "pipelined, two stages
 
 
 def bundle_of(executor):
-    return executor._engine.executable.loop.bundle
+    return executor.executable.code.loop.bundle
 
 
 def both_ways(monkeypatch, run):

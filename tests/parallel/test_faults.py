@@ -9,9 +9,10 @@ import torch
 from parallel_models import Perceptron, make_model, make_options
 
 import poptorch
+from poptorch.devices.cores import CoreShare
 from poptorch.runtime import workers
 from poptorch.runtime.tasks import Task, TaskGraph
-from poptorch.runtime.workers import Share, WorkerPool, run_inline
+from poptorch.runtime.workers import WorkerPool, run_inline
 from poptorch.schedule import Job
 
 
@@ -27,7 +28,7 @@ def executor_that_fails(ipus, strategy, replicas=1):
     generator = torch.Generator().manual_seed(0)
     data = Perceptron.data(16 * replicas, generator)
     executor.compile(*data)
-    stage = executor._engine.parallel.plan.stages[-1 if ipus is None else 1]
+    stage = executor.executable.code.stages[-1 if ipus is None else 1]
     switch = threading.Event()
     original = stage.generated
 
@@ -81,7 +82,7 @@ def graph_of(count, waits_for=()):
 
 
 def test_tasks_after_the_fault_do_not_start():
-    pool = WorkerPool(Share(workers=2, threads=1))
+    pool = WorkerPool(CoreShare(workers=2, threads=1))
     graph = graph_of(40, [(i, i - 2) for i in range(2, 40)])
     started = []
 
@@ -103,7 +104,7 @@ def test_an_interruption_of_a_task_is_not_lost():
 
 def test_more_ipus_than_cores_are_not_more_threads():
     before = threading.active_count()
-    share = Share.of(width=64)
+    share = CoreShare.of(width=64)
     assert share.workers * share.threads <= max(workers.usable_cores(), torch.get_num_threads())
     workers.run_tasks(graph_of(64), lambda task: None, share)
     assert threading.active_count() - before <= workers.usable_cores()
@@ -112,7 +113,7 @@ def test_more_ipus_than_cores_are_not_more_threads():
 def test_workers_keep_their_own_number_of_threads():
     main = torch.get_num_threads()
     seen = set()
-    pool = WorkerPool(Share(workers=2, threads=1))
+    pool = WorkerPool(CoreShare(workers=2, threads=1))
     pool.run(graph_of(8), lambda task: seen.add(torch.get_num_threads()))
     assert seen == {1}
     assert torch.get_num_threads() == main
@@ -124,7 +125,7 @@ def test_workers_keep_their_own_number_of_threads():
 
 
 def test_a_task_that_runs_a_graph_itself_does_not_wait_for_its_own_pool():
-    share = Share(workers=2, threads=1)
+    share = CoreShare(workers=2, threads=1)
     inner = []
 
     def execute(task):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from poptorch.devices.cores import CoreShare
 from poptorch.runtime.tasks import Task, TaskGraph
-from poptorch.runtime.workers import Rest, Share, run_inline, run_tasks
+from poptorch.runtime.workers import Rest, run_inline, run_tasks
 from poptorch.schedule import Job
 
 
@@ -54,7 +55,7 @@ def test_work_that_tasks_leave_is_done_before_the_graph_counts_as_run(workers: i
     def execute(task: Task) -> Rest:
         return lambda: [piece(f"{task.index}.{n}") for n in range(3)]
 
-    spans = run_tasks(graph_of("0F@0", "1F@0", "2F@0"), execute, Share(workers, 1))
+    spans = run_tasks(graph_of("0F@0", "1F@0", "2F@0"), execute, CoreShare(workers, 1))
     assert sorted(done) == [f"{task}.{n}" for task in range(3) for n in range(3)]
     assert len(spans) == 3
 
@@ -75,7 +76,7 @@ def test_tasks_do_not_wait_for_the_rest_of_those_before() -> None:
 
         return rest
 
-    run_tasks(graph_of("0F@0", "0F@1", waits_for=[set(), {0}]), execute, Share(2, 1))
+    run_tasks(graph_of("0F@0", "0F@1", waits_for=[set(), {0}]), execute, CoreShare(2, 1))
     assert second_ran.is_set()
 
 
@@ -87,6 +88,6 @@ def test_errors_of_work_left_behind_end_the_run(workers: int, deep: bool) -> Non
 
     with pytest.raises(ValueError, match="a piece failed"):
         run_tasks(
-            graph_of("0F@0", "1F@0"), lambda task: (lambda: [fails]) if deep else fails, Share(workers, 1)
+            graph_of("0F@0", "1F@0"), lambda task: (lambda: [fails]) if deep else fails, CoreShare(workers, 1)
         )
-    run_tasks(graph_of("0F@0"), lambda task: None, Share(workers, 1))
+    run_tasks(graph_of("0F@0"), lambda task: None, CoreShare(workers, 1))

@@ -1,235 +1,160 @@
-"""From a wrapped model and one call's arguments to an executable: capture, passes, code generation."""
+"""From a model and one call's arguments to what IPUs run."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from poptorch import hooks
 from poptorch._logging import backend, logger
-from poptorch.capture.arguments import (
-    ArgumentLayout,
-    BoundCall,
-    InputNormaliser,
-    announce_partial_support,
-    check_input,
-)
+from poptorch.capture.arguments import ArgumentLayout, announce_partial_support
 from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
-from poptorch.capture.structure import Structure, TensorLeaf, check_output_leaves
+from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
-from poptorch.compiler.memory import Category, Location, map_memory
-from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
+from poptorch.compiler.device_program import DeviceProgram, Interface
+from poptorch.compiler.memory import Category, map_memory
+from poptorch.compiler.passes.anchors import add_anchors
 from poptorch.compiler.passes.constants import host_results
 from poptorch.compiler.passes.outputs import narrow_result
 from poptorch.compiler.passes.precision import GradientWatch, record_partials, watch_gradients
-from poptorch.compiler.passes.recompute import Recomputation
+from poptorch.compiler.passes.recompute import recompute
+from poptorch.compiler.passes.stages import partition, split
 from poptorch.compiler.pipeline import LOWERING, Pass, lower
-from poptorch.compiler.plan import Ordering, Plan, make_plan, whole_plan
-from poptorch.compiler.sharding import is_divisible, needs_whole_tensors, shard_update
-from poptorch.compiler.update import UpdateProgram, build_update
-from poptorch.enums import CommGroupType, Liveness, OutputMode
+from poptorch.compiler.plan import Plan, divided, undivided
+from poptorch.compiler.request import (
+    CompileRequest,
+    Division,
+    Settings,
+    check_buffers,
+    check_request,
+    division_of,
+    loop_of,
+    micro_batch_inputs,
+    settings_of,
+)
+from poptorch.compiler.update import build_update, is_divisible, needs_whole_tensors, shard_update
 from poptorch.errors import createPoptorchError
-from poptorch.executable.executable import Anchor, Executable
-from poptorch.host.factoring import generate_factored
-from poptorch.host.grouping.choice import bundle
-from poptorch.host.interpret.code import Generated, generate
-from poptorch.host.levels import calls_at_first_level, level_for
 from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
-from poptorch.options.backend import resolve_derived
-from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
+from poptorch.placement import announcing
+from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
-from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import Sweep, info_of
 from poptorch.program.program import Port, Program, Role, is_write
 from poptorch.program.replica_groups import ReplicaGrouping
+from poptorch.program.tracing import tracing
+from poptorch.program.update import UpdateProgram
 
-STAGES = 6 + len(LOWERING)
-"""Of one compilation: capture, functional form, passes with those for anchors, code, update."""
+STAGES = 5 + len(LOWERING)
+"""Of one lowering: capture, functional form, passes with those for anchors, division, update."""
 
-_tracing = threading.RLock()
-"""Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because a compile hook may
-compile another model."""
-
-
-@dataclass
-class Build:
-    """A compiled model and what is needed to call it with the user's own structures."""
-
-    executable: Executable
-    layout: ArgumentLayout
-    output_structure: Structure
-    ipus_per_replica: int
-    written_inputs: list[int]
-    """Positions of the inputs that ``forward`` changes in place."""
-
-    result_positions: list[int] = field(default_factory=list)
-    """For each tensor of the output structure, its position among the device results, or -1 for a host constant."""
-
-    optimizer: Any = None
-    """Description of the optimizer, restricted to the parameters that a gradient reaches."""
-
-    def __post_init__(self) -> None:
-        self.returns_one_tensor = isinstance(self.output_structure, TensorLeaf)
+Progress = Callable[[str], None]
 
 
-def loop_of(options: Any, training: bool) -> Loop:
-    """The loop nest that the options ask for."""
-    loop = Loop(
-        device_iterations=options.device_iterations,
-        gradient_accumulation=options.Training.gradient_accumulation if training else 1,
-        replicas=options.replication_factor,
-        input_group_size=options.input_group_size,
-        input_group_type=CommGroupType(options.input_cgt),
-        output_mode=OutputMode(options.output_mode),
-        return_period=options.output_return_period,
-    )
-    loop.check()
-    return loop
+def lower_for_device(request: CompileRequest, progress: Progress = lambda stage: None) -> DeviceProgram:
+    """Capture the model and lower it to what IPUs run; ``progress`` hears of each stage.
 
+    Needs no device and no values: parameters and arguments may be on the meta device. A model whose Python asks for
+    the value of a tensor is refused there.
 
-def micro_batch_inputs(
-    layout: ArgumentLayout, tensors: Sequence[torch.Tensor], loop: Loop, normalise: InputNormaliser
-) -> list[torch.Tensor]:
-    """The first micro-batch of every input, after checking types and sizes."""
-    result = []
-    for spec, tensor in zip(layout.specs, tensors, strict=True):
-        check_input(tensor)
-        factor = loop.input_factor
-        if factor > 1 and (tensor.ndim == 0 or tensor.shape[0] % factor):
-            size = tensor.shape[0] if tensor.ndim else "no"
-            raise AssertionError(
-                f"Invalid batch dimension: In the input {spec.path} of shape {tuple(tensor.shape)}, the batch "
-                f"dimension ({size}) must be a multiple of {loop.explain()} = {factor} because it is used to "
-                "calculate the batch size which will be executed on the device in any given iteration. For a full "
-                "explanation see the batching semantics page of the documentation."
-            )
-        tensor = normalise(tensor, spec.path)
-        result.append(tensor.narrow(0, 0, tensor.shape[0] // factor) if factor > 1 else tensor)
-    return result
-
-
-@dataclass(frozen=True)
-class CompileRequest:
-    """What to compile."""
-
-    model: nn.Module
-    call: BoundCall
-    options: Any
-    training: bool
-    optimizer_spec: Any
-    normalise: InputNormaliser
-    groups: Mapping[str, ReplicaGrouping] = field(default_factory=dict)
-    """Parameters whose value differs between groups of replicas."""
-
-    placed: Callable[[int], None] | None = None
-    """Told the number of IPUs of a replica as soon as it is known, before code is generated."""
-
-
-def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> Build:
-    """Capture the model with the arguments of the call and compile it; ``progress`` hears of each stage."""
-    model, options, training = request.model, request.options, request.training
-    optimizer_spec = request.optimizer_spec
-    _check_loss_scaling(options, training)
+    >>> from poptorch import Options
+    >>> from poptorch.capture.arguments import Signature
+    >>> model = torch.nn.Linear(4, 2, device="meta")
+    >>> call = Signature(model.forward).bind((torch.empty(8, 4, device="meta"),), {})
+    >>> print(lower_for_device(CompileRequest(model, call, Options(), training=False)).plan)
+    sharded, 1 part
+    forward of part 0 (stage 0, phase 0, IPU 0): 3 operations, receives 0 values (0 bytes), sends 0
+    """
+    check_request(request)
     announce_partial_support(request.call)
     layout = ArgumentLayout(request.call)
-    loop = loop_of(options, training)
-    inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
-    check_not_empty(collect_state(model))
-    with _tracing, _use_lazy_graph_module(True):
-        progress("capture")
-        recording = _capture(model, layout, inputs, request)
-        check_output_leaves(recording.output_structure)
-        progress("functional form")
-        program = to_program(recording, [spec.path for spec in layout.specs])
-    program.numerics = Numerics.of(options._Popart.options)
-    _check_overlap(program, options)
-    constants = _take_host_results(program, options)
-    anchors = _anchors(options, program, loop)
+    loop = loop_of(request.options, request.training)
+    recording, program = _capture(request, layout, loop, progress)
+    settings = settings_of(request, program, loop)
+    program.numerics = settings.numerics
+    _check_overlap(program, request.options)
+    constants = _take_host_results(program, request.options)
     watch = GradientWatch()
-    lower(program, _with_anchors(anchors, options, optimizer_spec, watch), progress)
-    _check_buffers(program, options, loop)
-    ipus = _check_placement(program, options, training, loop)
-    if request.placed is not None:
-        request.placed(ipus)
-    _announce(program, options)
-    progress("code")
-    make_code = _factoring if training and loop.micro_batches_per_update > 1 else generate
-    host_program = _bundle(program, request, loop, ipus) if not anchors and not watch.outputs else program
-    loop = dataclasses.replace(loop, bundle=host_program.bundle)
-    plan = _plan(program, host_program, options, ipus, make_code)
-    alone = plan is None and loop.replicas == 1 and not request.groups
-    generated = make_code(host_program)
-    if plan is None and not alone:
-        plan = whole_plan(host_program, generated)
-    executable = Executable(
+    lower(program, _with_anchors(settings, watch), progress)
+    check_buffers(program, request.options, loop)
+    division = division_of(settings, program, loop)
+    _announce(program, settings)
+    progress("division")
+    before, plan = _divide(program, settings, division)
+    progress("update")
+    update, used = _update(program, recording, request.optimizer_spec, settings, loop)
+    memory = map_memory(program, plan, settings.locations, loop.replicas, () if update is None else update.state)
+    if update is not None:
+        update = _sharded(update, used, program, settings, loop, memory.is_sharded(Category.OPTIMIZER))
+    return DeviceProgram(
         program=program,
-        micro_batch=generated,
-        host_program=host_program,
-        loop=loop,
-        host_results=constants,
-        anchors=anchors,
-        private_buffers=not options.broadcast_buffers and loop.replicas > 1,
-        synthetic_data=int(options._Popart.options.get("syntheticDataMode", 0)),
+        update=update,
         plan=plan,
-        groups=dict(request.groups),
+        loop=loop,
+        memory=memory,
+        settings=settings,
+        undivided=before,
+        recomputation=division.recomputation,
+        ipus_per_replica=division.ipus_per_replica,
         watch=watch,
+        interface=Interface(
+            layout=layout,
+            output_structure=recording.output_structure,
+            result_positions=_positions(recording.num_results, constants),
+            host_results=constants,
+            written_inputs=tuple(p.index for p in program.mutated() if p.role is Role.INPUT),
+            optimizer=used,
+        ),
     )
-    micro_batches = loop.device_iterations * loop.micro_batches_per_update
-    executable.native_after = calls_at_first_level(level_for(program), program, micro_batches)
-    used = None
-    if training and program.gradients:
-        progress("update")
-        accumulates = loop.gradient_accumulation > 1
-        with _tracing, _use_lazy_graph_module(True):
-            executable.update, used, executable.accumulator_types = _update(
-                program, recording, optimizer_spec, accumulates, request.groups
-            )
-        executable.running_mean = _averages_as_it_goes(used)
-    _place_tensors(executable, options, used)
-    backend.debug("Finished Poplar compilation")
-    written = [p.index for p in program.mutated() if p.role is Role.INPUT]
-    return Build(
-        executable,
-        layout,
-        recording.output_structure,
-        ipus,
-        written,
-        _positions(recording.num_results, constants),
-        used,
-    )
+
+
+# -- capture -------------------------------------------------------------------------------------------------------
 
 
 def _capture(
-    model: nn.Module,
-    layout: ArgumentLayout,
-    inputs: list[torch.Tensor],
-    request: CompileRequest,
-) -> Recording:
-    options, training, optimizer_spec = request.options, request.training, request.optimizer_spec
+    request: CompileRequest, layout: ArgumentLayout, loop: Loop, progress: Progress
+) -> tuple[Recording, Program]:
+    inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
+    check_not_empty(collect_state(request.model))
+    with tracing():
+        progress("capture")
+        recording = _recorded(request, layout, inputs)
+        check_output_leaves(recording.output_structure)
+        progress("functional form")
+        return recording, to_program(recording, [spec.path for spec in layout.specs])
+
+
+def _recorded(request: CompileRequest, layout: ArgumentLayout, inputs: list[torch.Tensor]) -> Recording:
+    spec = request.optimizer_spec
     trained: set[int] = set()
     scaled = False
-    if training:
-        trained = {id(p) for group in optimizer_spec.groups for p in group.parameters}
-        scaled = not (optimizer_spec.loss_scaling.is_constant and optimizer_spec.loss_scaling.value == 1.0)
-        scaled |= optimizer_spec.automatic_loss_scaling is not None
+    if request.training:
+        trained = {id(p) for group in spec.groups for p in group.parameters}
+        scaled = not (spec.loss_scaling.is_constant and spec.loss_scaling.value == 1.0)
+        scaled |= spec.automatic_loss_scaling is not None
     hooks.run_pre()
     try:
         with _only_the_error():
-            grouped = frozenset(request.groups)
-            return record(Request(model, layout, inputs, training, frozenset(trained), options, scaled, grouped))
+            return record(
+                Request(
+                    request.model,
+                    layout,
+                    inputs,
+                    request.training,
+                    frozenset(trained),
+                    request.options,
+                    scaled,
+                    frozenset(request.groups),
+                )
+            )
     finally:
         hooks.run_post()
 
@@ -244,6 +169,9 @@ def _only_the_error() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+# -- passes --------------------------------------------------------------------------------------------------------
 
 
 def _check_overlap(program: Program, options: Any) -> None:
@@ -265,7 +193,7 @@ def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor
     return {i: narrow_result(v) for i, v in constants.items()}
 
 
-def _positions(count: int, constants: dict[int, torch.Tensor]) -> list[int]:
+def _positions(count: int, constants: Mapping[int, torch.Tensor]) -> tuple[int, ...]:
     positions, next_one = [], 0
     for index in range(count):
         if index in constants:
@@ -273,34 +201,21 @@ def _positions(count: int, constants: dict[int, torch.Tensor]) -> list[int]:
         else:
             positions.append(next_one)
             next_one += 1
-    return positions
+    return tuple(positions)
 
 
-def _anchors(options: Any, program: Program, loop: Loop) -> list[Anchor]:
-    result = []
-    for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
-        if use_model_mode:
-            mode, period = options.output_mode, options.output_return_period
-        loop.check(OutputMode(mode), period)
-        parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
-        result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
-        shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()
-        backend.debug("Anchoring tensor %s %s/%d", long_name, shown, period)
-    return result
-
-
-def _with_anchors(anchors: list[Anchor], options: Any, optimizer_spec: Any, watch: GradientWatch) -> tuple[Pass, ...]:
+def _with_anchors(settings: Settings, watch: GradientWatch) -> tuple[Pass, ...]:
     """The standard pipeline with the anchors added before outputs get memory of their own."""
-    names = [a.long_name for a in anchors if a.parameter is None]
+    names = [a.long_name for a in settings.anchors if a.parameter is None]
     steps = [
-        Pass("record partials", lambda program: record_partials(program, options._Popart.options)),
+        Pass("record partials", lambda program: record_partials(program, settings.backend)),
         Pass("anchor values", lambda program: add_anchors(program, names)),
     ]
-    automatic = optimizer_spec.automatic_loss_scaling if optimizer_spec is not None else None
-    if automatic is not None:  # behind the anchors, whose positions the engine counts from the front
+    edge = settings.watch_edge
+    if edge is not None:  # behind the anchors, whose positions the engine counts from the front
 
         def watch_for_overflow(program: Program) -> str:
-            found = watch_gradients(program, automatic.edge)
+            found = watch_gradients(program, edge)
             watch.outputs, watch.elements = found.outputs, found.elements
             return f"watching {found.elements} gradient elements"
 
@@ -308,166 +223,82 @@ def _with_anchors(anchors: list[Anchor], options: Any, optimizer_spec: Any, watc
     return (*LOWERING[:-1], *steps, LOWERING[-1])
 
 
-def _check_loss_scaling(options: Any, training: bool) -> None:
-    if not training and options._Popart.options.get("automaticLossScalingSettings.enabled", False):
-        raise createPoptorchError(
-            "Automatic loss scaling is only supported for training: an inference model has no gradient to watch. Give "
-            " poptorch.inferenceModel options without setAutomaticLossScaling(True)."
-        )
-
-
-def _check_buffers(program: Program, options: Any, loop: Loop) -> None:
-    written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)]
-    if written and loop.replicas > 1 and options.broadcast_buffers:
-        raise createPoptorchError(
-            "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
-            "sync between replicas, you can disable buffer broadcasting using "
-            f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(written)}."
-        )
-
-
-def _check_placement(program: Program, options: Any, training: bool, loop: Loop) -> int:
-    strategy, placements = options._execution_strategy, program.placements()
-    counting.check_phase_ipus(strategy, placements)
-    if options._Popart.options.get("enablePipelining", True):
-        counting.check_pipeline_depth(
-            strategy,
-            program.block_starts,
-            training=training,
-            gradient_accumulation=loop.gradient_accumulation,
-            device_iterations=loop.device_iterations,
-        )
-        edges = (
-            (info.placement, other.placement)
-            for info, other in program.forward_edges()
-            if info.placement is not other.placement
-        )
-        counting.check_stage_order(strategy, edges)
-    ipus = counting.ipus_per_replica(p.ipu for p in placements)
-    counting.check_ipu_limit(ipus, loop.replicas)
-    return ipus
-
-
-def _announce(program: Program, options: Any) -> None:
+def _announce(program: Program, settings: Settings) -> None:
     """Log what the strategy implies and where each forward operation runs."""
     if not backend.isEnabledFor(logging.DEBUG):
         return
-    strategy, locations = options._execution_strategy, options.TensorLocations
-    given = [c.value for c in Category if locations.exists(c.value)]
-    for line in announcing.strategy_lines(strategy, given):
+    for line in announcing.strategy_lines(settings.strategy, list(settings.given_locations)):
         backend.debug("%s", line)
     for node, name in value_labels(program.operations()).items():
         info, value = info_of(node), node.meta.get("val")
         if info.sweep is not Sweep.FORWARD or not isinstance(value, torch.Tensor) or is_write(node):
             continue
         kind = f"{str(value.dtype).removeprefix('torch.')}({', '.join(map(str, value.shape))})"
-        backend.debug("%s [%s, %s]", name, kind, announcing.placement_of(strategy, info.placement))
+        backend.debug("%s [%s, %s]", name, kind, announcing.placement_of(settings.strategy, info.placement))
 
 
-def _place_tensors(executable: Executable, options: Any, optimizer: Any) -> None:
-    """Decide where tensors live, and cut the update where replicas own shards of the optimizer's state."""
-    settings, replicas = options.TensorLocations, executable.loop.replicas
-    phased = _ordering(options._execution_strategy).is_phased
-    executable.locations = {
-        c: Location.of(getattr(settings, c.value) if settings.exists(c.value) else {}, phased=phased) for c in Category
-    }
-    program, update = executable.program, executable.update
-    held = {p.name: (p.shape, p.dtype) for p in program.ports_of(Role.PARAMETER)}
-    state = []
-    if update is not None:
-        for group, names in zip(optimizer.groups, update.parameters, strict=True):
-            made = group.rule.init_state([torch.empty(held[n][0], dtype=held[n][1], device="meta") for n in names])
-            for key, tensors in made.items():
-                state += [(f"{key}___{n}", n, t.numel(), t.itemsize) for n, t in zip(names, tensors, strict=True)]
-    executable.memory = map_memory(program, executable.plan, executable.locations, replicas, state)
-    location = executable.locations[Category.OPTIMIZER]
-    if update is None or not any(h.shards > 1 for h in executable.memory.homes if h.category is Category.OPTIMIZER):
-        return
-    if not is_divisible(optimizer, program.numerics):
-        backend.debug("The optimizer's state is sharded, but its update needs whole tensors: they are gathered first")
-        return
-    with _tracing:
-        executable.update_shards = shard_update(
-            optimizer,
-            update.parameters,
-            {p.name: (_stored_shape(p, executable.groups), p.dtype) for p in program.ports_of(Role.PARAMETER)},
-            executable.accumulator_types,
-            program.numerics,
-            replicas,
-            lambda name, elements: name not in executable.groups and location.is_sharded(elements, replicas),
-        )
+def _divide(program: Program, settings: Settings, division: Division) -> tuple[Program, Plan]:
+    """Give the program its recomputation, and cut it into stages; returns also the program as it was before."""
+    slots = partition(program, division.ordering.division)
+    whole = len(slots.parts) == 1
+    before = program
+    if not whole or program.training:
+        before, _ = copy_of(program)
+    if program.training:
+        program.log.append(f"recompute {recompute(program, slots, division.recomputation)}")
+    if whole:
+        return before, undivided(program)
+    cut = split(program, slots)
+    program.log += str(cut).splitlines()
+    return before, divided(division.ordering, cut, overlap_loads=settings.overlap_loads)
 
 
-def _factoring(program: Program) -> Generated:
-    """Code for programs whose gradients are added up."""
-    return generate_factored(program, generate)
-
-
-def _bundle(program: Program, request: CompileRequest, loop: Loop, ipus: int) -> Program:
-    """The program for as many micro-batches as the host computes at once."""
-    strategy = request.options._execution_strategy
-    groups = request.optimizer_spec.groups if request.training else ()
-    # Gradients of a bundle are summed. Whoever wants to see something else of each micro-batch gets it.
-    summed = all(not g.reduction.running and g.accum_type in (None, torch.float32) for g in groups)
-    if not summed or request.groups or _ordering(strategy).is_phased:
-        return program
-    with _tracing, _use_lazy_graph_module(True):
-        return bundle(program, loop, ipus if counting.uses_pipelining(strategy, ipus) else 1)
-
-
-def _plan(
-    program: Program, host_program: Program, options: Any, ipus: int, make_code: Callable[[Program], Generated]
-) -> Plan | None:
-    """The pieces of a model that the strategy divides; ``None`` when it is one piece."""
-    strategy, backend_options = options._execution_strategy, options._Popart.options
-    ordering = _ordering(strategy)
-    pipelined = resolve_derived(backend_options, "enablePipelining", counting.uses_pipelining(strategy, ipus))
-    backend.debug("enablePipelining set to value %d", pipelined)
-    if ordering is Ordering.PIPELINED and not pipelined:
-        ordering = Ordering.SHARDED
-    default = Recomputation.PIPELINE if pipelined and program.training else Recomputation.OFF
-    mode = Recomputation(int(backend_options.get("autoRecomputation", default)))
-    # What the user asks for is done. What is only the habit of an IPU costs a host more than it saves.
-    unasked = mode is Recomputation.PIPELINE and "autoRecomputation" not in backend_options
-    on_host = Recomputation.CHEAP if unasked else None
-    overlap = getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST
-    plan = make_plan(program, host_program, ordering, mode, make_code, on_host=on_host, overlap_loads=overlap)
-    if plan is not None:
-        program.log += plan.log
-    return plan
-
-
-_STORES_FIRST = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
-"""Where a phase is put away before the next one is loaded."""
-
-
-def _ordering(strategy: Any) -> Ordering:
-    if isinstance(strategy, SerialPhasedExecution):
-        return Ordering.SERIAL_PHASED
-    if isinstance(strategy, ParallelPhasedExecution):
-        return Ordering.PARALLEL_PHASED
-    return Ordering.SHARDED if isinstance(strategy, ShardedExecution) else Ordering.PIPELINED
+# -- the update ----------------------------------------------------------------------------------------------------
 
 
 def _update(
-    program: Program, recording: Recording, spec: Any, accumulates: bool, groups: Mapping[str, ReplicaGrouping]
-) -> tuple[UpdateProgram, Any, dict[str, torch.dtype]]:
-    """The update program, the description of the optimizer without unused parameters, and accumulator types."""
+    program: Program, recording: Recording, spec: Any, settings: Settings, loop: Loop
+) -> tuple[UpdateProgram | None, Any]:
+    """The update program, and the description of the optimizer without unused parameters."""
+    if not settings.training or not program.gradients:
+        return None, None
+    groups = settings.groups
     names = {id(recording.state[i].tensor): recording.state[i].name for i in recording.gradients}
-    ports = {p.name: (_stored_shape(p, groups), p.dtype) for p in program.ports_of(Role.PARAMETER)}
+    types = _stored_types(program, groups)
     used = restrict(spec, frozenset(names))
     members = [[names[id(p)] for p in group.parameters] for group in used.groups]
-    types = {
+    accumulators = {
         name: group.accum_type
         for group, group_names in zip(used.groups, members, strict=True)
         for name in group_names
-        if group.accum_type is not None and accumulates
+        if group.accum_type is not None and loop.gradient_accumulation > 1
     }
-    missing = sorted(set(ports) - set(program.gradients))
+    missing = sorted(set(types) - set(program.gradients))
     if missing:
         logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
     rules = _by_rows(used, members, groups) if groups and needs_whole_tensors(used) else used
-    return build_update(rules, members, ports, types, program.numerics), used, types
+    update = build_update(rules, members, types, accumulators, program.numerics)
+    return dataclasses.replace(update, running_mean=_averages_as_it_goes(used)), used
+
+
+def _sharded(
+    update: UpdateProgram, optimizer: Any, program: Program, settings: Settings, loop: Loop, wanted: bool
+) -> UpdateProgram:
+    """The update in parts where replicas own shards of the optimizer's state."""
+    if not wanted:
+        return update
+    if not is_divisible(optimizer, program.numerics):
+        backend.debug("The optimizer's state is sharded, but its update needs whole tensors: they are gathered first")
+        return update
+    location, replicas = settings.locations[Category.OPTIMIZER], loop.replicas
+    types = _stored_types(program, settings.groups)
+    return shard_update(
+        optimizer,
+        update,
+        types,
+        replicas,
+        lambda name, elements: name not in settings.groups and location.is_sharded(elements, replicas),
+    )
 
 
 def _by_rows(spec: Any, members: list[list[str]], groups: Mapping[str, ReplicaGrouping]) -> RowwiseOptimizer:
@@ -477,9 +308,15 @@ def _by_rows(spec: Any, members: list[list[str]], groups: Mapping[str, ReplicaGr
     return RowwiseOptimizer(spec, holders, replicas)
 
 
-def _stored_shape(port: Port, groups: Mapping[str, ReplicaGrouping]) -> tuple[int, ...]:
-    """The shape of a parameter with all its values, of whatever group of replicas."""
-    return (groups[port.name].count, *port.shape) if port.name in groups else port.shape
+def _stored_types(
+    program: Program, groups: Mapping[str, ReplicaGrouping]
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of each parameter with all its values, of whatever group of replicas."""
+
+    def shape(port: Port) -> tuple[int, ...]:
+        return (groups[port.name].count, *port.shape) if port.name in groups else port.shape
+
+    return {port.name: (shape(port), port.dtype) for port in program.ports_of(Role.PARAMETER)}
 
 
 def _averages_as_it_goes(spec: Any) -> bool:

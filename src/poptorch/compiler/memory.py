@@ -10,6 +10,7 @@ from typing import Any
 
 from poptorch.compiler.plan import Plan
 from poptorch.program.program import Program, Role
+from poptorch.program.update import StateTensor
 
 
 class Category(enum.Enum):
@@ -81,6 +82,10 @@ class MemoryMap:
         """What one replica holds, on chip and in streaming memory together."""
         return sum(h.bytes_per_replica for h in self.homes if category in (None, h.category))
 
+    def is_sharded(self, category: Category) -> bool:
+        """Whether some tensor of a category is split over the replicas."""
+        return any(h.shards > 1 for h in self.homes if h.category is category)
+
     def streaming(self) -> list[Home]:
         """The tensors whose place between uses is streaming memory."""
         return [h for h in self.homes if not h.on_chip]
@@ -111,17 +116,14 @@ class MemoryMap:
 
 def map_memory(
     program: Program,
-    plan: Plan | None,
+    plan: Plan,
     locations: Mapping[Category, Location],
     replicas: int,
-    state: Iterable[tuple[str, str, int, int]],
+    state: Iterable[StateTensor],
 ) -> MemoryMap:
-    """Give every weight, accumulator, piece of optimizer state and stashed activation its home.
-
-    ``state`` lists the optimizer's tensors: name, parameter, elements, bytes of an element.
-    """
+    """Give every weight, accumulator, tensor of optimizer state and stashed activation its home."""
     users = _users(plan)
-    result = MemoryMap(parts=1 if plan is None else len(plan.parts))
+    result = MemoryMap(parts=len(plan.parts))
 
     def add(name: str, category: Category, elements: int, size: int, parts: tuple[int, ...]) -> None:
         location = locations[category]
@@ -135,19 +137,20 @@ def map_memory(
         add(port.name, Category.WEIGHT, *sizes[port.name], users.get(port.name, (0,)))
     for name in program.gradients:
         add(f"Accum___{name}", Category.ACCUMULATOR, *sizes[name], users.get(name, (0,)))
-    for name, parameter, elements, size in state:
-        add(name, Category.OPTIMIZER, elements, size, users.get(parameter, (0,)))
-    for edge in plan.kept if plan is not None else ():
+    for kept in state:
+        elements = math.prod(kept.shape)
+        add(kept.name, Category.OPTIMIZER, elements, kept.dtype.itemsize, users.get(kept.parameter, (0,)))
+    for edge in plan.kept:
         last = 2 * result.parts - 1
         parts = tuple(sorted({last - c if c >= result.parts else c for c in (edge.producer, *edge.consumers)}))
         add(edge.name, Category.ACTIVATION, edge.num_bytes, 1, parts)
     return result
 
 
-def _users(plan: Plan | None) -> dict[str, tuple[int, ...]]:
+def _users(plan: Plan) -> dict[str, tuple[int, ...]]:
     """The parts that use each parameter."""
     found: dict[str, set[int]] = {}
-    for stage in plan.stages if plan is not None else ():
-        for name in stage.parameters:
-            found.setdefault(name, set()).add(stage.description.part)
+    for stage in plan.stages:
+        for port in stage.program.ports_of(Role.PARAMETER):
+            found.setdefault(port.name, set()).add(stage.part)
     return {name: tuple(sorted(parts)) for name, parts in found.items()}

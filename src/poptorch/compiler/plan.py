@@ -1,20 +1,17 @@
-"""How a model that occupies several IPUs, or has several replicas, is executed: its pieces and their order."""
+"""How IPUs share a model: its parts, the programs of their forward and backward passes, and the order of these."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from poptorch.compiler.passes.recompute import Recomputation, recompute
-from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram, partition, split
-from poptorch.host.interpret.code import Generated
-from poptorch.program.graphs import acts_in_order, copy_of
+from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram
 from poptorch.program.program import Program, Role
+from poptorch.schedule import Tick, one_f_one_b, parallel_phased, pipelined_inference, serial_phased, sharded
 
 
 class Ordering(enum.Enum):
-    """Which pieces run at the same time."""
+    """Which parts run at the same time."""
 
     PIPELINED = "pipelined"
     SHARDED = "sharded"
@@ -23,70 +20,44 @@ class Ordering(enum.Enum):
 
     @property
     def division(self) -> Division:
-        """What a piece of the model is."""
+        """What a part of the model is."""
         if self is Ordering.PIPELINED:
             return Division.STAGES
         return Division.SHARDS if self is Ordering.SHARDED else Division.PHASES
 
     @property
     def is_phased(self) -> bool:
-        """Whether pieces come from streaming memory when they are needed."""
+        """Whether parts come from streaming memory when they are needed."""
         return self in (Ordering.SERIAL_PHASED, Ordering.PARALLEL_PHASED)
 
 
-@dataclass
-class Stage:
-    """One piece that runs as a whole, with the code for it."""
-
-    description: StageProgram
-    generated: Generated = field(repr=False)
-    parameters: list[str]
-    buffers: list[str]
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether it leaves something behind that the next micro-batch finds, or that somebody sees in order."""
-        return acts_in_order(self.description.program)
-
-    @staticmethod
-    def of(description: StageProgram, generate: Callable[[Program], Generated]) -> Stage:
-        """Generate the code of one piece."""
-        program = description.program
-        return Stage(
-            description,
-            generate(program),
-            [p.name for p in program.ports_of(Role.PARAMETER)],
-            [p.name for p in program.ports_of(Role.BUFFER)],
-        )
-
-
-@dataclass
+@dataclass(frozen=True)
 class Plan:
-    """The pieces of a model and what they hand to each other."""
+    """The parts of a model as IPUs run them, and what they hand to each other.
+
+    A model in one part has a plan with one stage: its whole program, forward and backward together.
+    """
 
     ordering: Ordering
-    parts: list[Part]
-    stages: list[Stage]
+    parts: tuple[Part, ...]
+    stages: tuple[StageProgram, ...]
     """In an order in which they can run."""
 
-    edges: list[Edge]
-    carried: list[Carried]
-    whole: bool
-    """Whether one piece is everything, forward and backward."""
-
-    device: Cut | None = None
-    """The pieces as an IPU runs them; ``None``: just as they run here. The host computes less of them again."""
-
+    edges: tuple[Edge, ...] = ()
+    carried: tuple[Carried, ...] = ()
     overlap_loads: bool = True
     """Phased: whether a phase is loaded while the one before is put away."""
 
-    log: list[str] = field(default_factory=list)
+    @property
+    def whole(self) -> bool:
+        """Whether one stage is everything, forward and backward."""
+        return len(self.parts) == 1
 
     @property
     def kept(self) -> list[Edge]:
         """What IPUs keep between the forward and the backward passes of a micro-batch."""
         first = len(self.parts)
-        return [e for e in self.device_edges if e.producer < first and any(c >= first for c in e.consumers)]
+        return [e for e in self.edges if e.producer < first and any(c >= first for c in e.consumers)]
 
     @property
     def stashed(self) -> list[tuple[int, str]]:
@@ -94,106 +65,75 @@ class Plan:
 
         The model's own inputs are among them. The last part has nothing to wait for.
         """
-        first, edges = len(self.parts), self.device_edges
-        found = []
-        for stage in self.device_stages.values():
+        first, found = len(self.parts), []
+        for stage in self.stages:
             if not stage.backward or stage.part == first - 1:
                 continue
             inputs = stage.program.ports_of(Role.INPUT)[: len(stage.inputs)]
             found += [(stage.part, port.name) for port in inputs]
-            found += [(stage.part, edges[e].name) for e in stage.receives if edges[e].producer < first]
+            found += [(stage.part, self.edges[e].name) for e in stage.receives if self.edges[e].producer < first]
         return found
-
-    @property
-    def device_edges(self) -> list[Edge]:
-        """What the pieces hand to each other on IPUs."""
-        return self.edges if self.device is None else self.device.edges
-
-    @property
-    def device_stages(self) -> dict[int, StageProgram]:
-        """The pieces as an IPU runs them, by slot."""
-        stages = [s.description for s in self.stages] if self.device is None else self.device.stages
-        return {stage.slot: stage for stage in stages}
 
     @property
     def phases(self) -> list[int]:
         """The phase numbers in use, in order."""
         return sorted({p.phase for p in self.parts})
 
+    def schedule(self, micro: int, *, training: bool) -> list[Tick]:
+        """The ticks that the strategy asks for, with the parts of the plan (for phased strategies: its phases)."""
+        ipus = [part.ipu for part in self.parts]
+        parts = len(self.parts)
+        if self.ordering is Ordering.PIPELINED:
+            ticks = one_f_one_b(parts, micro, ipus) if training else pipelined_inference(parts, micro, ipus)
+        elif self.ordering is Ordering.SHARDED:
+            ticks = sharded(parts, micro, ipus, training=training)
+        elif self.ordering is Ordering.SERIAL_PHASED:
+            ticks = serial_phased(
+                len(self.phases), micro, max(ipus) + 1, training=training, overlap=self.overlap_loads
+            )
+        else:
+            pairs = max(ipus) // 2 + 1
+            ticks = parallel_phased(self.phases[-1] + 1, micro, 2 * pairs, training=training)
+        return list(ticks)
+
     def __str__(self) -> str:
-        return "\n".join(self.log)
+        lines = [f"{self.ordering.value}, {len(self.parts)} part{'s' if len(self.parts) > 1 else ''}"]
+        for stage in self.stages:
+            count = sum(1 for _ in stage.program.operations())
+            received = sum(self.edges[e].num_bytes for e in stage.receives)
+            lines.append(
+                f"{stage.label} ({self.parts[stage.part]}): {count} operations, "
+                f"receives {len(stage.receives)} values ({received} bytes), sends {len(stage.sends)}"
+            )
+        return "\n".join(lines)
 
 
-def make_plan(
-    program: Program,
-    host_program: Program,
-    ordering: Ordering,
-    recomputation: Recomputation,
-    generate: Callable[[Program], Generated],
-    *,
-    on_host: Recomputation | None = None,
-    overlap_loads: bool = True,
-) -> Plan | None:
-    """Cut the program into pieces and generate the code of each; ``None`` if it stays in one piece.
-
-    The program becomes what an IPU runs, with ``recomputation``. The code is that of ``host_program``, which is the
-    same program or that of several micro-batches, with the recomputation ``on_host``, if that is given.
-    """
-    division = partition(program, ordering.division)
-    own = host_program is not program
-    if not program.training:
-        on_host = None
-    if own:
-        host_division = partition(host_program, ordering.division)
-        assert host_division.parts == division.parts
-    elif on_host is not None:
-        host_program, copied = copy_of(program)
-        host_division = division.of_copy(copied)
-        own = True
-    log = [f"recompute {recompute(program, division, recomputation)}"] if program.training else []
-    if own and program.training:
-        mode = recomputation if on_host is None else on_host
-        log.append(f"recompute on the host {recompute(host_program, host_division, mode)}")
-    if len(division.parts) == 1:
-        return None
-    device = split(program, division)
-    cut = split(host_program, host_division) if own else device
-    return Plan(
-        ordering=ordering,
-        parts=division.parts,
-        stages=[Stage.of(s, generate) for s in cut.stages],
-        edges=cut.edges,
-        carried=cut.carried,
-        whole=False,
-        device=device if own else None,
-        overlap_loads=overlap_loads,
-        log=[*log, *str(device).splitlines()],
-    )
+def divided(ordering: Ordering, cut: Cut, *, overlap_loads: bool = True) -> Plan:
+    """The plan of a model in several parts."""
+    stages, parts = tuple(cut.stages), tuple(cut.partition.parts)
+    return Plan(ordering, parts, stages, tuple(cut.edges), tuple(cut.carried), overlap_loads)
 
 
-def whole_plan(program: Program, generated: Generated) -> Plan:
-    """The plan of a model that is one piece: only replicas run side by side. ``program`` is the host's."""
-    positions = range(len(program.ports_of(Role.INPUT)))
-    description = StageProgram(
+def undivided(program: Program) -> Plan:
+    """The plan of a model that is one part."""
+    ipus = {p.ipu for p in program.placements()} or {0}
+    return Plan(Ordering.SHARDED, (Part(min(ipus), 0, 0),), (whole_stage(program),))
+
+
+def whole_stage(program: Program) -> StageProgram:
+    """A program as the only stage of a plan."""
+    return StageProgram(
         slot=0,
         part=0,
         backward=False,
         program=program,
-        inputs=list(positions),
+        inputs=list(range(len(program.ports_of(Role.INPUT)))),
         receives=[],
         sends=[],
         results=list(range(len(program.results))),
         anchors=list(range(len(program.anchors))),
         after=[],
     )
-    stage = Stage(
-        description,
-        generated,
-        [p.name for p in program.ports_of(Role.PARAMETER)],
-        [p.name for p in program.ports_of(Role.BUFFER)],
-    )
-    ipus = {p.ipu for p in program.placements()} or {0}
-    return Plan(Ordering.SHARDED, [Part(min(ipus), 0, 0)], [stage], [], [], whole=True)
 
 
-__all__ = ["Cut", "Ordering", "Plan", "Stage", "make_plan", "whole_plan"]
+__all__ = ["Cut", "Ordering", "Plan", "divided", "undivided", "whole_stage"]

@@ -1,9 +1,10 @@
-"""The optimizer step as a program: the update of all parameter groups, recorded as a graph of in-place operations."""
+"""Recording the optimizer step as a program, whole and in shards."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -12,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from poptorch.host.interpret.code import Generated, generate_flat
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, set_info
+from poptorch.program.tracing import tracing
+from poptorch.program.update import State, StateTensor, UpdateProgram, UpdateShard
 
-State = dict[str, list[torch.Tensor]]
+Types = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Rules(Protocol):
@@ -39,39 +41,10 @@ class Rules(Protocol):
         """One step of all groups, in place."""
 
 
-@dataclass
-class UpdateProgram:
-    """The update of all parameter groups."""
-
-    parameters: list[list[str]]
-    """Names of the parameters that have a gradient, group by group."""
-
-    owners: list[str]
-    """The parameter of each tensor of the state, in the order of :func:`flat_arguments`."""
-
-    graph_module: fx.GraphModule = field(repr=False)
-    generated: Generated = field(repr=False)
-
-    def __call__(
-        self,
-        params: Sequence[Sequence[torch.Tensor]],
-        grads: Sequence[Sequence[torch.Tensor]],
-        states: Sequence[State],
-        hyper: Sequence[Mapping[str, torch.Tensor]],
-        random: Callable[[int], torch.Generator] | None = None,
-    ) -> None:
-        """``random`` is needed for stochastic rounding only."""
-        self.generated.run(random, *flat_arguments(params, grads, states, hyper))
-
-    def __str__(self) -> str:
-        names = [name for group in self.parameters for name in group]
-        return f"update of {', '.join(names)}\n{self.generated.source}"
-
-
 def build_update(
     rules: Rules,
     names: Sequence[Sequence[str]],
-    types: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    types: Types,
     accumulators: Mapping[str, torch.dtype],
     numerics: Numerics = Numerics(),
 ) -> UpdateProgram:
@@ -80,7 +53,7 @@ def build_update(
     hyper_names = [
         sorted({*values, *group.rule.inputs}) for values, group in zip(rules.hyper(), rules.groups, strict=True)
     ]
-    with mode, torch.no_grad():
+    with tracing(), mode, torch.no_grad():
         params = [[torch.empty(types[n][0], dtype=types[n][1]) for n in group] for group in names]
         grads = [
             [torch.empty(types[n][0], dtype=accumulators.get(n, types[n][1])) for n in group] for group in names
@@ -98,18 +71,58 @@ def build_update(
     graph_module.graph.set_codegen(fx.graph.CodeGen())
     for node in graph_module.graph.nodes:
         set_info(node, OpInfo(sweep=Sweep.UPDATE))
-    owners = [name for group, state in zip(names, states, strict=True) for _ in state for name in group]
-    generated = generate_flat(graph_module, "update", numerics)
-    return UpdateProgram([list(g) for g in names], owners, graph_module, generated)
+    kept = tuple(
+        StateTensor(f"{key}___{name}", name, tuple(tensor.shape), tensor.dtype)
+        for group, state in zip(names, states, strict=True)
+        for key, tensors in state.items()
+        for name, tensor in zip(group, tensors, strict=True)
+    )
+    members = tuple(tuple(group) for group in names)
+    owners = tuple(tensor.parameter for tensor in kept)
+    return UpdateProgram(members, owners, graph_module, numerics, kept, dict(accumulators))
 
 
-def flat_arguments(
-    params: Sequence[Sequence[torch.Tensor]],
-    grads: Sequence[Sequence[torch.Tensor]],
-    states: Sequence[State],
-    hyper: Sequence[Mapping[str, torch.Tensor]],
-) -> list[torch.Tensor]:
-    """All tensors in the order in which pytree took the example apart (dictionaries in their own order)."""
-    flat = [t for group in params for t in group] + [t for group in grads for t in group]
-    flat += [t for state in states for tensors in state.values() for t in tensors]
-    return flat + [group[name] for group in hyper for name in sorted(group)]
+def shard_range(elements: int, replicas: int, owner: int) -> tuple[int, int]:
+    """The elements that a replica owns; all replicas own equally many, the last ones may have padding.
+
+    >>> [shard_range(10, 4, owner) for owner in range(4)]
+    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    """
+    size = math.ceil(elements / replicas)
+    return min(owner * size, elements), min((owner + 1) * size, elements)
+
+
+def shard_update(
+    rules: Any, update: UpdateProgram, types: Types, replicas: int, is_sharded: Callable[[str, int], bool]
+) -> UpdateProgram:
+    """The update with one part for each replica. Parameters that are not sharded are updated by the first.
+
+    ``is_sharded`` decides by name and number of elements.
+    """
+    shards = []
+    for owner in range(replicas):
+        ranges = {}
+        for name in update.names:
+            elements = math.prod(types[name][0])
+            if is_sharded(name, elements):
+                ranges[name] = shard_range(elements, replicas, owner)
+            elif owner == 0:
+                ranges[name] = (0, elements)
+        ranges = {name: (start, stop) for name, (start, stop) in ranges.items() if start < stop}
+        own = [[name for name in group if name in ranges] for group in update.parameters]
+        sliced = {name: ((stop - start,), types[name][1]) for name, (start, stop) in ranges.items()}
+        if ranges:
+            part = build_update(rules, own, sliced, update.accumulators, update.numerics)
+            shards.append(UpdateShard(owner, part, ranges))
+    return dataclasses.replace(update, shards=tuple(shards))
+
+
+def is_divisible(rules: Any, numerics: Numerics) -> bool:
+    """Whether the update treats every element by itself: no norms over whole tensors, no numbered roundings."""
+    return not needs_whole_tensors(rules) and not numerics.stochastic_rounding
+
+
+def needs_whole_tensors(rules: Any) -> bool:
+    """Whether the update measures norms of whole tensors."""
+    lamb = any("LAMB" in type(group.rule).__name__.upper() for group in rules.groups)
+    return lamb or not math.isinf(rules.max_grad_norm)

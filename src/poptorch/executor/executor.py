@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import sys
@@ -19,17 +20,24 @@ from poptorch._logging import backend, logger, set_repeat_limit
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
 from poptorch.capture.structure import unflatten
-from poptorch.compiler.lowering import STAGES, Build, CompileRequest, compile_model
+from poptorch.compiler.lowering import STAGES, lower_for_device
+from poptorch.compiler.plan import Plan
+from poptorch.compiler.request import CompileRequest
 from poptorch.devices import attachment as device
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
 from poptorch.errors import Error, createPoptorchError
+from poptorch.executable.executable import Executable
+from poptorch.executable.host_code import HostCode
 from poptorch.executor import instrumentation
 from poptorch.executor import saving as exporting
+from poptorch.executor.build import Build
 from poptorch.executor.host_weights import WeightTransfer
 from poptorch.executor.inspection import Inspection
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import DeviceTensor, ParameterView
 from poptorch.executor.saving import Precompilation, StoredExecutable
+from poptorch.host.build import build_host
+from poptorch.host.native.build import native_code
 from poptorch.optim import SGD
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
@@ -259,19 +267,23 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
             self._link.spec if self._link is not None else None,
             normalise=self._normalise,
             groups=self._groups,
-            placed=self._attach if self._options.connection_type == ConnectionType.Always else None,
         )
-        build = compile_model(request, progress.begin)
+        device_program = lower_for_device(request, progress.begin)
+        if self._options.connection_type == ConnectionType.Always:
+            self._attach(device_program.ipus_per_replica)
+        progress.begin("code")
+        executable = Executable(device_program, build_host(device_program))
+        backend.debug("Finished Poplar compilation")
+        build = Build(executable, self._code_store(executable, stored, cached=not self._uses_ipu_model()))
         self._check_updatable_buffers(build)
         if stored is not None:
             stored.check(build)
-        self._find_code(build, stored, cached=not self._uses_ipu_model())
         engine = Engine(build.executable)
-        if build.executable.native_after == 0:
-            engine.use_native_code(progress)
+        if build.executable.code.native_after == 0:
+            self._use_native_code(build, engine, progress)
         progress.begin("loading")
         if self._options.connection_type == ConnectionType.OnDemand:
-            self._attach(build.ipus_per_replica)
+            self._attach(build.executable.device.ipus_per_replica)
         self._upload(engine)
         self._build, self._engine, self._example = build, engine, call
         if self._link is not None:
@@ -334,7 +346,7 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         build, engine = self._compiled()
         if self._device is not None:
             raise createPoptorchError("Device is already attached")
-        self._attach(build.ipus_per_replica)
+        self._attach(build.executable.device.ipus_per_replica)
         with self._unwatched():
             self._upload(engine)
         self._load()
@@ -438,16 +450,26 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
         """
         self._calls += 1
-        after = build.executable.native_after
-        if after is None or self._calls <= after:
+        code = build.executable.code
+        if code.native_after is None or self._calls <= code.native_after:
             return
         logger.info("Compiling the program to native code after %d calls", self._calls - 1)
         try:
             with Progress(self._options, 0) as progress:
-                engine.use_native_code(progress)
+                self._use_native_code(build, engine, progress)
         except Exception as error:  # noqa: BLE001  whatever a compiler may raise
             what = f"{type(error).__name__}: {error}".partition("\n\nSet TORCHDYNAMO")[0]
             logger.warning("The program stays interpreted, because compiling it to native code failed: %s", what)
+            self._install(build, engine, dataclasses.replace(code, native_after=None))
+
+    def _use_native_code(self, build: Build, engine: Engine, progress: Progress) -> None:
+        executable = build.executable
+        self._install(build, engine, native_code(executable.device, executable.code, build.store, progress))
+
+    @staticmethod
+    def _install(build: Build, engine: Engine, code: HostCode) -> None:
+        engine.install(code)
+        build.executable = engine.executable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
@@ -464,13 +486,14 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         if not self._training:
             self._follow_training()
         if self._traced:
-            build.layout.check_traced_count(call)
-        given = build.layout.tensors_of(call)
+            build.interface.layout.check_traced_count(call)
+        given = build.interface.layout.tensors_of(call)
         if self._link is not None:
             with self._unwatched():
                 self._link.upload(self._save_weights)
-        inputs = [self._normalise(tensor, spec.path) for tensor, spec in zip(given, build.layout.specs, strict=True)]
-        if build.executable.native_after is not None:
+        specs = build.interface.layout.specs
+        inputs = [self._normalise(tensor, spec.path) for tensor, spec in zip(given, specs, strict=True)]
+        if build.executable.code.native_after is not None:
             self._count_towards_native(build, engine)
         if self._host_weights_stale and engine.wants_host_memory():
             self._lend_weights(engine)
@@ -479,7 +502,7 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         return self._rebuild(build, results)
 
     def _after_run(self, build: Build, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        for index in build.written_inputs:
+        for index in build.interface.written_inputs:
             original, used = given[index], inputs[index]
             if original is not used and original.is_contiguous():
                 original.detach().copy_(used)
@@ -490,12 +513,13 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
                 self._link.ran()
 
     def _rebuild(self, build: Build, results: Sequence[torch.Tensor]) -> Any:
-        constants = build.executable.host_results
+        interface = build.interface
+        constants = interface.host_results
         tensors = [
             (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
-            for i, position in enumerate(build.result_positions)
+            for i, position in enumerate(interface.result_positions)
         ]
-        return tensors[0] if build.returns_one_tensor else unflatten(build.output_structure, tensors)
+        return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)
 
     # -- looking inside ------------------------------------------------------------------------------------------
 
@@ -503,6 +527,16 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
     def program(self) -> Program:
         """The compiled program of one micro-batch; ``print`` it to read it."""
         return self._compiled()[0].executable.program
+
+    @property
+    def plan(self) -> Plan:
+        """How IPUs share the compiled model; ``print`` it to read it."""
+        return self._compiled()[0].executable.plan
+
+    @property
+    def executable(self) -> Executable:
+        """The compiled model: what IPUs run, and the code by which this host runs it."""
+        return self._compiled()[0].executable
 
     def drawSchedule(self, path: str | Path | None = None) -> str:
         """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.

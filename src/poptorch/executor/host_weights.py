@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import backend, logger
 from poptorch.capture.state import collect_state
-from poptorch.compiler.lowering import Build
 from poptorch.devices.attachment import Device
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
+from poptorch.executor.build import Build
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.options import Options
 from poptorch.program.replica_groups import ReplicaGrouping

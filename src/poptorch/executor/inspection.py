@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from poptorch.compiler.lowering import Build
 from poptorch.compiler.passes.anchors import UPDATED, value_names
 from poptorch.errors import createPoptorchError
+from poptorch.executor.build import Build
 from poptorch.runtime import counters
 from poptorch.runtime.engine import Engine
 
@@ -28,11 +28,11 @@ class Inspection:
         assert self._build is not None, "Model must be compiled before calling getTensorNames"
         program = self._build.executable.program
         names = list(value_names(program))
-        if self._build.optimizer is not None:
+        if self._build.interface.optimizer is not None:
             parameters = [name for group in self._build.executable.update.parameters for name in group]  # type: ignore[union-attr]
             names += [f"{UPDATED}{name}" for name in parameters]
             names += [f"{UPDATED}model.{name}" for name in parameters]
-            names += sorted({n for group in self._build.optimizer.hyper() for n in group})
+            names += sorted({n for group in self._build.interface.optimizer.hyper() for n in group})
         return names
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from poptorch._logging import backend
-from poptorch.compiler.lowering import Build, restrict
+from poptorch.compiler.lowering import restrict
+from poptorch.executor.build import Build
 from poptorch.optim import bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
@@ -69,7 +70,7 @@ class OptimizerLink:
     def compiled(self, build: Build, engine: Engine, names: dict[int, str], offline: bool) -> None:
         """Put fresh state on the device."""
         self._engine = engine
-        self._compiled = build.optimizer
+        self._compiled = build.interface.optimizer
         if self._compiled is None:
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)

@@ -15,15 +15,17 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature
-from poptorch.compiler.lowering import Build
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable import file as container
+from poptorch.executable.executable import Executable
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
 from poptorch.executable.values import NotPlain, from_plain, to_plain
+from poptorch.executor.build import Build
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.host.store import cache
+from poptorch.host.store.code_store import Pieces
 from poptorch.ops.custom import registry
 from poptorch.program.program import Role
 from poptorch.program.replica_groups import ReplicaGrouping
@@ -64,7 +66,7 @@ class Precompilation:
         [0.0, 1.0]
         """
         build, _ = self._compiled()
-        if not build.executable.needs_device:
+        if not build.executable.device.needs_device:
             raise createPoptorchError(
                 "Nothing to export: the model has no operation that runs on the device, its results are constants."
             )
@@ -74,7 +76,7 @@ class Precompilation:
             "metadata": self._metadata(build, export_model),
             **_example_sections(self._example),
             "program": str(build.executable.program),
-            **cache.sections_of(build.executable.code),
+            **cache.sections_of(build.store),
         }
         if save_rng_state and rng_state is not None:
             sections["rng"] = {"state": rng_state}
@@ -128,14 +130,17 @@ class Precompilation:
         settings = self._options._Popart.options
         return settings.get("cachePath") if settings.get("enableEngineCaching") else None
 
-    def _find_code(self, build: Build, stored: StoredExecutable | None, cached: bool) -> None:
-        """Let the executable take its native code from where an earlier process left it."""
+    def _code_store(self, executable: Executable, stored: StoredExecutable | None, cached: bool) -> Pieces:
+        """Where the executable takes its native code from: what an earlier process left."""
         directory = self._cache_directory() if cached else None
         if directory is not None:
             cache.prepare_directory(directory)
-        build.executable.code = cache.pieces_for(build.executable, directory, None if stored is None else stored.file)
-        if build.executable.native_after != 0:
-            build.executable.code.finish()
+        after = executable.code.native_after
+        file = None if stored is None else stored.file
+        store = cache.pieces_for(executable.device, directory, file, locally=after is not None)
+        if after != 0:
+            store.finish()
+        return store
 
     def _turn_to_compile(self) -> contextlib.AbstractContextManager[None]:
         """Of several processes with one cache, the first compiles while the others wait."""
@@ -163,7 +168,7 @@ class Precompilation:
             "torch": torch.__version__,
             "training": self._training,
             "exported": exported,
-            "identity": identity(executable),
+            "identity": identity(executable.device),
             "custom_ops": registry.requirements(graphs),
             "options": {name: _shown(value) for name, value in self._options.toDict().items()},
         }
@@ -285,7 +290,7 @@ class StoredExecutable:
 
     def check(self, build: Build) -> None:
         """The program that was captured must be the one that was exported."""
-        expected, found = self.metadata["identity"], identity(build.executable)
+        expected, found = self.metadata["identity"], identity(build.executable.device)
         different = [part for part in found if found[part] != expected.get(part)]
         if different:
             raise createPoptorchError(

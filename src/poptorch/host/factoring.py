@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.host.interpret.code import Generated
+from poptorch.executable.host_code import Code
 from poptorch.program.graphs import copy_of, remove_dead_code, storage_root
 from poptorch.program.program import Program, is_write, value_of
 from poptorch.runtime.values.factored import Gradient, Product
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 _TYPES = (torch.float32, torch.float64)
 
 
-def generate_factored(program: Program, generate: Callable[[Program], Generated]) -> Generated:
+def generate_factored(program: Program, generate: Callable[[Program], Code]) -> Code:
     """Like ``generate``, with each gradient that is better not multiplied as a :class:`Product` among the outputs."""
     found = _products(program)
     if not found:
@@ -39,7 +39,7 @@ def generate_factored(program: Program, generate: Callable[[Program], Generated]
             whole[at] = Product(outputs[at], right, transposed)
         return whole
 
-    return Generated(run_factored, generated.source)  # type: ignore[arg-type]
+    return Code(run_factored, generated.source)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.update import UpdateProgram
 from poptorch.ops.host import HOST_CALL, given_name
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program
+from poptorch.program.update import UpdateProgram
 
 
 def digest(value: Any) -> str:

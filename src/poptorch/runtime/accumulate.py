@@ -26,12 +26,12 @@ class GradientAccumulator:
     """
 
     def __init__(self, executable: Executable, names: Sequence[str] | None = None, count: int | None = None) -> None:
-        self._names = executable.program.gradients if names is None else list(names)
-        self._types = executable.accumulator_types
-        self._count = executable.loop.bundles_per_update if count is None else count
-        self._running = executable.running_mean
+        self._names = executable.device.program.gradients if names is None else list(names)
+        self._types = {} if executable.update is None else executable.update.accumulators
+        self._count = executable.code.loop.bundles_per_update if count is None else count
+        self._running = executable.update is not None and executable.update.running_mean
         self._totals: list[torch.Tensor] | None = None
-        self._products = [WaitingProducts(self._running, executable.loop.replicas) for _ in self._names]
+        self._products = [WaitingProducts(self._running, executable.code.loop.replicas) for _ in self._names]
         self._seen = 0
 
     def add(self, gradients: Sequence[Gradient], replica: int = 0, at_once: bool = True) -> None:
@@ -111,9 +111,9 @@ class GroupedAccumulator:
 
     def __init__(self, executable: Executable, names: Sequence[str]) -> None:
         self._names = list(names)
-        self._groups = executable.groups
-        steps = executable.loop.gradient_accumulation
-        self._running = executable.running_mean
+        self._groups = executable.device.settings.groups
+        steps = executable.code.loop.gradient_accumulation
+        self._running = executable.update is not None and executable.update.running_mean
         self._common = GradientAccumulator(executable, [n for n in names if n not in self._groups])
         self._rows = {
             (name, row): GradientAccumulator(executable, [name], steps * grouping.members)
@@ -170,7 +170,7 @@ def _room_for(gradient: Gradient) -> torch.Tensor:
 
 
 def _accumulator(executable: Executable, names: Sequence[str]) -> GradientAccumulator | GroupedAccumulator:
-    if any(name in executable.groups for name in names):
+    if any(name in executable.device.settings.groups for name in names):
         return GroupedAccumulator(executable, names)
     return GradientAccumulator(executable, names)
 
@@ -183,7 +183,7 @@ class OrderedGradients:
     """
 
     def __init__(self, executable: Executable, names: Sequence[Sequence[str]], workers: int = 1) -> None:
-        self._replicas = executable.loop.replicas
+        self._replicas = executable.code.loop.replicas
         self._stages = {i: _OrderedStage(executable, n, workers) for i, n in enumerate(names) if n}
 
     def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
@@ -209,8 +209,8 @@ class _OrderedStage:
 
     def __init__(self, executable: Executable, names: Sequence[str], workers: int) -> None:
         self._accumulator = _accumulator(executable, names)
-        self._replicas = executable.loop.replicas
-        self._count = executable.loop.bundles_per_update
+        self._replicas = executable.code.loop.replicas
+        self._count = executable.code.loop.bundles_per_update
         self._late = self._count - (1 if self._replicas >= MANY_REPLICAS else workers)
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +11,11 @@ from typing import Any
 import torch
 
 from poptorch import schedule
-from poptorch.compiler.update import State, flat_arguments
 from poptorch.executable.executable import Executable
-from poptorch.host.interpret.code import generate_step
-from poptorch.host.native.build import to_native
-from poptorch.host.native.layouts import with_format
-from poptorch.options.progress import Progress
+from poptorch.executable.host_code import HostCode
 from poptorch.program.loop import Loop, Tick
 from poptorch.program.program import Role
+from poptorch.program.update import State, flat_arguments
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.heap import keep_freed_memory
@@ -42,7 +40,7 @@ class Engine:
         keep_freed_memory()
         self.executable = executable
         program = executable.program
-        self._loop: Loop = executable.loop
+        self._loop: Loop = executable.code.loop
         self._parameter_names = [p.name for p in program.ports_of(Role.PARAMETER)]
         self._buffer_names = [p.name for p in program.ports_of(Role.BUFFER)]
         self._types = {p.name: p.dtype for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
@@ -50,7 +48,7 @@ class Engine:
         self._parameters = Weights()
         self._by_name: dict[str, torch.Tensor] = {}
         self._buffers: list[list[torch.Tensor]] = []
-        self._run_micro_batch = executable.micro_batch.run
+        self._run_micro_batch = executable.code.micro_batch.run
         self._num_device_results = len(program.results)
         self._num_gradients = len(program.gradients)
         self._accumulator = GradientAccumulator(executable)
@@ -64,48 +62,42 @@ class Engine:
         self._tally = Tally()
         self._scale = [self.loss_scale]  # what back-propagation starts from
         self.counters = PerfCounters(num_inputs=len(program.ports_of(Role.INPUT)), num_outputs=self._num_device_results)
+        self._anchors = executable.device.settings.anchors
         self.anchored: dict[str, torch.Tensor] = {}
         self.seed: int | None = None
         self._position = 0
-        self.parallel = None if executable.plan is None else ParallelRunner(executable, executable.plan)
+        self.parallel = None if executable.code.alone else ParallelRunner(executable)
         """Runs the pieces of a model on several IPUs, or several replicas, at the same time."""
 
         self._borrower = Borrower(program.training and self.parallel is None)
         self._simple = self._is_simple()
-        self._join_update()
 
     def _is_simple(self) -> bool:
         """One inference micro-batch a call: the loop has nothing to do."""
         loop = self._loop
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
-        e = self.executable
-        return once and not e.program.training and not e.anchors and not e.synthetic_data and self.parallel is None
+        settings = self.executable.device.settings
+        plain = not settings.training and not settings.anchors and not settings.synthetic_data
+        return once and plain and self.parallel is None
 
-    def _join_update(self) -> None:
-        """Update weights in the middle of back-propagation, where that is possible: gradients are dropped earlier."""
-        executable = self.executable
-        if executable.step is None and executable.updates_every_time and executable.native_after != 0:
-            update = executable.update
-            assert update is not None
-            names = [name for group in update.parameters for name in group]
-            executable.step = generate_step(executable.program, update.graph_module.graph, names)
-
-    def use_native_code(self, progress: Progress) -> None:
-        """Run native code from the next call on."""
-        to_native(self.executable, progress)
-        self._run_micro_batch = self.executable.micro_batch.run
-        if self.executable.formats:
+    def install(self, code: HostCode) -> None:
+        """Run other code for the same program from the next call on."""
+        self.executable = dataclasses.replace(self.executable, code=code)
+        self._run_micro_batch = code.micro_batch.run
+        if self.parallel is not None:
+            self.parallel.install(code)
+        if code.formats:
             self._borrower.give_back(keep=False)  # what is moved cannot stay in the host's memory
             self._arrange()
 
     def _arrange(self) -> None:
         """Let weights and optimizer state lie in memory as native code wants them."""
-        formats, update = self.executable.formats, self.executable.update
+        code, update = self.executable.code, self.executable.update
         owned = list(self._by_name.items())
         if self._optimizer_state and update is not None:
             owned += zip(update.owners, flat_arguments((), (), self._optimizer_state, ()), strict=True)
         for name, tensor in owned:
-            arranged = with_format(tensor, formats, name)
+            arranged = code.format_of(name, tensor)
             if arranged is not tensor:
                 tensor.set_(arranged.untyped_storage(), 0, arranged.shape, arranged.stride())
         self._weights_changed()
@@ -138,14 +130,14 @@ class Engine:
         self._parameters = Weights(device_copy(name) for name in self._parameter_names)
         self._by_name = dict(zip(self._parameter_names, self._parameters, strict=True))
         self._arrange()
-        copies = self._loop.replicas if self.executable.private_buffers else 1
+        copies = self._loop.replicas if self.executable.device.settings.private_buffers else 1
         private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
         self._buffers = private if copies > 1 else private * self._loop.replicas
         if self.parallel is not None:
             self.parallel.bind(Memory(self._replica_parameter, self._buffer))
 
     def _replica_parameter(self, replica: int, name: str) -> torch.Tensor:
-        grouping = self.executable.groups.get(name)
+        grouping = self.executable.device.settings.groups.get(name)
         whole = self._by_name[name]
         return whole if grouping is None else whole[grouping.group_of(replica)]
 
@@ -257,8 +249,8 @@ class Engine:
     def _run_loop(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         executable, loop = self.executable, self._loop
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
-        anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
-        stamps = SequentialStamps(loop, executable.synthetic_data != 0)
+        anchors = [OutputStream(loop, a.mode, a.period) for a in self._anchors]
+        stamps = SequentialStamps(loop, executable.device.settings.synthetic_data != 0)
         first_anchor = self._num_device_results + self._num_gradients
         scale = self._scale if self._scaled else ()
         step = self._whole_step()
@@ -283,7 +275,7 @@ class Engine:
                 continue
             if self._num_gradients:
                 self._accumulator.add(outputs[self._num_device_results : first_anchor])
-            for count in outputs[len(outputs) - executable.watch.outputs :]:
+            for count in outputs[len(outputs) - executable.device.watch.outputs :]:
                 self._tally.put(tick, count)
             if tick.replica == loop.replicas - 1:
                 self._position += loop.bundle
@@ -292,12 +284,12 @@ class Engine:
             self._anchor(tick, anchors, outputs[first_anchor:])
             del outputs  # gradients are not kept while the next micro-batch runs
         stamps.store(self.counters)
-        self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
+        self.anchored = {a.short_name: s.take() for a, s in zip(self._anchors, anchors, strict=True)}
         return self._returned(results)
 
     def _whole_step(self) -> Callable[..., Sequence[torch.Tensor]] | None:
         """Micro-batch and update in one piece of code, if there is one and nothing has to happen between them."""
-        code = self.executable.step
+        code = self.executable.code.step
         if code is None or self.scaler is not None:
             return None
         state = flat_arguments((), (), self.optimizer_state, self.hyper)
@@ -307,9 +299,9 @@ class Engine:
     def _run_parallel(self, runner: ParallelRunner, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         executable, loop = self.executable, self._loop
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
-        anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
-        inner: list[Any] = [s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None]
-        inner += [self._tally] * executable.watch.outputs
+        anchors = [OutputStream(loop, a.mode, a.period) for a in self._anchors]
+        inner: list[Any] = [s for s, a in zip(anchors, self._anchors, strict=True) if a.parameter is None]
+        inner += [self._tally] * executable.device.watch.outputs
         blocks = self._blocks(inputs)
         first = self._position
         updates = 0
@@ -325,7 +317,7 @@ class Engine:
             self._anchor_parameters(updates, anchors, before=False)
             updates += 1
 
-        stamps = Stamps(loop, executable.synthetic_data != 0)
+        stamps = Stamps(loop, executable.device.settings.synthetic_data != 0)
         runner.run(
             Call(
                 micro_batch=lambda tick: blocks[loop.input_block(tick)],
@@ -343,21 +335,21 @@ class Engine:
                 self._anchor_parameters(iteration, anchors, before=False)
         self._position = first + loop.device_iterations * loop.gradient_accumulation
         stamps.store(self.counters)
-        self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
+        self.anchored = {a.short_name: s.take() for a, s in zip(self._anchors, anchors, strict=True)}
         return self._returned(results)
 
     def schedule(self) -> tuple[list[schedule.Tick], list[Span]]:
         """The ideal schedule of one accumulation round, and what ran in the latest one."""
-        if self.parallel is not None:
-            return self.parallel.ideal, self.parallel.rounds[-1] if self.parallel.rounds else []
         loop, training = self._loop, self.executable.program.training
         micro = loop.gradient_accumulation if training else loop.device_iterations
-        return list(schedule.sharded(1, micro, training=training)), []
+        ideal = self.executable.plan.schedule(micro, training=training)
+        rounds = [] if self.parallel is None else self.parallel.rounds
+        return ideal, rounds[-1] if rounds else []
 
     def _anchor_parameters(self, iteration: int, streams: Sequence[OutputStream], before: bool) -> None:
         """Anchored weights: the micro-batches of the last accumulation step see them updated, the others do not."""
         last = self._loop.gradient_accumulation - 1
-        for anchor, stream in zip(self.executable.anchors, streams, strict=True):
+        for anchor, stream in zip(self._anchors, streams, strict=True):
             if anchor.parameter is None:
                 continue
             for step in range(last) if before else (last,):
@@ -366,7 +358,7 @@ class Engine:
 
     def _anchor(self, tick: Tick, streams: Sequence[OutputStream], values: Sequence[torch.Tensor]) -> None:
         inner = iter(values)
-        for anchor, stream in zip(self.executable.anchors, streams, strict=True):
+        for anchor, stream in zip(self._anchors, streams, strict=True):
             if anchor.parameter is None:
                 stream.put(tick, next(inner))
             else:
@@ -390,11 +382,12 @@ class Engine:
         params = [[self._by_name[name] for name in group] for group in update.parameters]
         grads = [[gradients[name] for name in group] for group in update.parameters]
         random = RandomSource(self.seed or 0, self._position, _UPDATES)
-        shards = self.executable.update_shards
-        if shards:
-            update_shards(update, shards, self._by_name, gradients, self.optimizer_state, self._hyper_now())
+        code, hyper = self.executable.code, self._hyper_now()
+        if code.shards:
+            update_shards(update, code.shards, self._by_name, gradients, self.optimizer_state, hyper)
         else:
-            update(params, grads, self.optimizer_state, self._hyper_now(), random)
+            assert code.update is not None
+            code.update.run(random, *flat_arguments(params, grads, self.optimizer_state, hyper))
         self._weights_changed()
         self._rescale()
 
@@ -410,7 +403,7 @@ class Engine:
             return
         large = self._tally.take()
         if self.scaler.observes:
-            elements = self.executable.watch.elements * self._loop.micro_batches_per_update
+            elements = self.executable.device.watch.elements * self._loop.micro_batches_per_update
             self.scaler.add_counts(torch.tensor(large), torch.tensor(elements - large))
         self.scaler.step()
         self._set_scale()
@@ -420,7 +413,7 @@ class Engine:
 
     def _synthetic(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """With synthetic data the host's inputs are not read: the device makes up its own."""
-        mode = self.executable.synthetic_data
+        mode = self.executable.device.settings.synthetic_data
         if not mode:
             return inputs
         generator = torch.Generator().manual_seed(mix(self.seed or 0, mode))
@@ -429,7 +422,7 @@ class Engine:
 
     def _returned(self, streams: Sequence[OutputStream]) -> list[torch.Tensor]:
         values = [stream.take() for stream in streams]
-        if self.executable.synthetic_data:
+        if self.executable.device.settings.synthetic_data:
             return [torch.zeros_like(v) for v in values]  # nothing was sent to the host
         return values
 

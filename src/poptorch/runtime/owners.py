@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from poptorch.compiler.sharding import UpdateShard
-from poptorch.compiler.update import State, UpdateProgram
+from poptorch.devices.cores import CoreShare
+from poptorch.executable.host_code import Code
+from poptorch.program.update import State, UpdateProgram, UpdateShard, flat_arguments
 from poptorch.runtime.tasks import Task, TaskGraph
-from poptorch.runtime.workers import Share, run_tasks
+from poptorch.runtime.workers import run_tasks
 from poptorch.schedule import Job, Kind
 
 
 def update_shards(
     whole: UpdateProgram,
-    shards: Sequence[UpdateShard],
+    codes: Sequence[Code],
     parameters: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
     states: Sequence[State],
     hyper: Sequence[Mapping[str, torch.Tensor]],
 ) -> None:
     """Run all shards of an update, side by side. Gradients are already reduced: a slice of them is the scatter."""
+    shards = whole.shards
     prepared = [_arguments(whole, shard, parameters, gradients, states) for shard in shards]
     graph = TaskGraph()
     for index, shard in enumerate(shards):
@@ -29,9 +31,9 @@ def update_shards(
         graph.waits_for.append(set())
 
     def execute(task: Task) -> None:
-        shards[task.index].update(*prepared[task.index], hyper)
+        codes[task.index].run(None, *flat_arguments(*prepared[task.index], hyper))
 
-    run_tasks(graph, execute, Share.of(len(shards)))
+    run_tasks(graph, execute, CoreShare.of(len(shards)))
 
 
 def _arguments(

@@ -9,18 +9,20 @@ from functools import partial
 
 import torch
 
-from poptorch.compiler.plan import Plan, Stage
+from poptorch.devices.cores import CoreShare
 from poptorch.executable.executable import Executable
+from poptorch.executable.host_code import HostCode, HostStage
 from poptorch.host.interpret.stochastic import FIRST_STREAM
 from poptorch.program.loop import Tick
+from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.streams import OutputStream
-from poptorch.runtime.tasks import Task, TaskGraph, build_tasks, ideal_schedule, width
+from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
-from poptorch.runtime.workers import Rest, Share, Span, run_tasks
+from poptorch.runtime.workers import Rest, Span, run_tasks
 
 
 @dataclass(frozen=True)
@@ -51,43 +53,56 @@ class Call:
 
 
 class ParallelRunner:
-    """Runs an executable that has a plan."""
+    """Runs the stages of a plan on several IPUs, or several replicas, at the same time."""
 
-    def __init__(self, executable: Executable, plan: Plan) -> None:
-        self.plan = plan
-        self._executable = executable
-        self._loop = executable.loop
-        self._training = executable.program.training
+    def __init__(self, executable: Executable) -> None:
+        device, code = executable.device, executable.code
+        self._device = device
+        self._loop = code.loop
+        self._training = device.program.training
         self._micro = self._loop.gradient_accumulation if self._training else self._loop.device_iterations
         bundles = self._micro // self._loop.bundle
         self._rounds = self._loop.device_iterations if self._training else 1
         self.graph: TaskGraph = build_tasks(
-            plan, bundles, self._loop.replicas, training=self._training, members=self._loop.bundle
+            device.plan,
+            Work.of_host(code),
+            bundles,
+            self._loop.replicas,
+            training=self._training,
+            members=self._loop.bundle,
         )
-        self.ideal = ideal_schedule(plan, self._micro, training=self._training)
-        self._width = width(plan, self._loop.replicas)
-        self._bound: list[_BoundStage] = []
-        workers = Share.of(self._width).workers
-        self._gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages], workers)
-        self.residency = Residency(executable, plan)
+        self._width = code.width
+        self.edges = code.edges
+        self._stages = code.stages
+        self.bound: list[BoundStage] = []
+        workers = CoreShare.of(self._width).workers
+        self.gradients = OrderedGradients(executable, [s.description.gradients for s in code.stages], workers)
+        self.residency = Residency(device)
         self.members = self._loop.members
         self.rounds: list[list[Span]] = []
         """What ran where and when in the latest call, one list for each accumulation round."""
 
     def scheduled_tasks(self) -> TaskGraph:
         """What IPUs run in a round, one micro-batch at a time."""
-        return build_tasks(self.plan, self._micro, self._loop.replicas, training=self._training)
+        plan = self._device.plan
+        return build_tasks(plan, Work.of_device(plan), self._micro, self._loop.replicas, training=self._training)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
     def bind(self, memory: Memory) -> None:
         """Connect every stage of every replica with the weights and buffers that it uses."""
-        constants = self._executable.program.constants
-        self._bound = [_BoundStage.of(s, memory, self._loop.replicas, constants) for s in self.plan.stages]
+        constants = self._device.program.constants
+        self.bound = [BoundStage.of(s, memory, self._loop.replicas, constants) for s in self._stages]
+
+    def install(self, code: HostCode) -> None:
+        """Run other code for the same stages."""
+        self._stages = code.stages
+        for bound, stage in zip(self.bound, code.stages, strict=True):
+            bound.stage = stage
 
     def weights_changed(self) -> None:
         """Copies of the weights in another type are outdated."""
-        for stage in self._bound:
+        for stage in self.bound:
             for weights in stage.parameters:
                 weights.changed()
 
@@ -95,20 +110,20 @@ class ParallelRunner:
 
     def run(self, call: Call) -> None:
         """All device iterations. Whatever happens, nothing of this call is left behind."""
-        share = Share.of(self._width)
+        share = CoreShare.of(self._width)
         self.rounds = []
         try:
             for iteration in range(self._rounds):
                 self._round(iteration, call, share)
         finally:
-            self._gradients.reset()
+            self.gradients.reset()
 
-    def _round(self, iteration: int, call: Call, share: Share) -> None:
+    def _round(self, iteration: int, call: Call, share: CoreShare) -> None:
         work = _Round(self, call, iteration)
         self.rounds.append(run_tasks(self.graph, work.execute, share))
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
-            call.update(self._gradients.take())
+            call.update(self.gradients.take())
 
     def tick(self, iteration: int, task: Task) -> Tick:
         """The first micro-batch of a task of round ``iteration``."""
@@ -117,8 +132,10 @@ class ParallelRunner:
 
 
 @dataclass
-class _BoundStage:
-    stage: Stage
+class BoundStage:
+    """A stage with the weights, buffers and constants that it uses."""
+
+    stage: HostStage
     parameters: list[Weights]
     """By replica; replicas with equal weights share one list."""
 
@@ -127,16 +144,14 @@ class _BoundStage:
     uses_loss_scale: bool
 
     @staticmethod
-    def of(stage: Stage, memory: Memory, replicas: int, constants: Mapping[str, torch.Tensor]) -> _BoundStage:
-        from poptorch.program.program import Role
-
+    def of(stage: HostStage, memory: Memory, replicas: int, constants: Mapping[str, torch.Tensor]) -> BoundStage:
         lists: dict[tuple[int, ...], Weights] = {}
         parameters = []
         for replica in range(replicas):
             tensors = [memory.parameters(replica, name) for name in stage.parameters]
             parameters.append(lists.setdefault(tuple(t.data_ptr() for t in tensors), Weights(tensors)))
         program = stage.description.program
-        return _BoundStage(
+        return BoundStage(
             stage,
             parameters,
             [[memory.buffers(r, name) for name in stage.buffers] for r in range(replicas)],
@@ -152,7 +167,7 @@ class _Round:
         self._runner = runner
         self._call = call
         self._iteration = iteration
-        self._edges = runner.plan.edges
+        self._edges = runner.edges
         self._values: dict[tuple[int, int, int], torch.Tensor] = {}  # (edge, micro-batch, replica)
         self._uses: dict[tuple[int, int, int], int] = {}
         self._lock = threading.Lock()
@@ -164,10 +179,10 @@ class _Round:
         if task.stage is None:
             self._runner.residency.exchange(task)
             return None
-        bound = self._runner._bound[task.stage]
+        bound = self._runner.bound[task.stage]
         tick = self._runner.tick(self._iteration, task)
         call, d = self._call, bound.stage.description
-        outputs = bound.stage.generated.run(
+        outputs = bound.stage.code.run(
             bound.parameters[task.replica],
             bound.buffers[task.replica],
             bound.constants,
@@ -178,7 +193,7 @@ class _Round:
         )
         return self._distribute(task, tick, bound.stage, outputs)
 
-    def _inputs(self, task: Task, tick: Tick, stage: Stage) -> Iterator[torch.Tensor]:
+    def _inputs(self, task: Task, tick: Tick, stage: HostStage) -> Iterator[torch.Tensor]:
         d, stamps = stage.description, self._call.stamps
         taken: list[torch.Tensor] = []
         if d.inputs or d.slot == 0:
@@ -197,7 +212,7 @@ class _Round:
                     self._live -= self._edges[edge].num_bytes
         return iter(taken)
 
-    def _distribute(self, task: Task, tick: Tick, stage: Stage, outputs: Sequence[torch.Tensor]) -> Rest | None:
+    def _distribute(self, task: Task, tick: Tick, stage: HostStage, outputs: Sequence[torch.Tensor]) -> Rest | None:
         d, call = stage.description, self._call
         sent = len(d.sends)
         results = sent + len(d.results)
@@ -220,7 +235,7 @@ class _Round:
         if not d.gradients:
             return None
         assert task.stage is not None
-        add = self._runner._gradients.add
+        add = self._runner.gradients.add
         return partial(add, task.stage, task.job.micro, task.replica, outputs[results:gradients])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.passes.stages import StageProgram
 from poptorch.compiler.plan import Ordering, Plan
-from poptorch.executable.executable import Executable
 from poptorch.program.footprint import working_bytes
 from poptorch.runtime.tasks import Task, TaskGraph
 from poptorch.schedule import Kind
@@ -15,9 +15,9 @@ from poptorch.schedule import Kind
 class Residency:
     """Follows the exchanges of a phased model and the values under way of any model, call after call."""
 
-    def __init__(self, executable: Executable, plan: Plan) -> None:
-        self._memory = executable.memory
-        self._parts = self._parts_by_place(plan)
+    def __init__(self, device: DeviceProgram) -> None:
+        self._memory = device.memory
+        self._parts = self._parts_by_place(device.plan)
         self._lock = threading.Lock()
         self.held: dict[tuple[int, int], int | None] = {}
         """The phase that each IPU of each replica holds, by (replica, IPU); ``None``: nothing."""
@@ -65,17 +65,17 @@ class Residency:
 def scheduled_activation_bytes(plan: Plan, graph: TaskGraph) -> int:
     """The most bytes of activations alive at once on IPUs, on all replicas together, where every task runs in its tick.
 
-    A value between pieces lives from the tick that makes it to the end of the last tick that uses it. Beside it there
+    ``graph`` has the tasks of IPUs (:meth:`~poptorch.runtime.tasks.Work.of_device`). A value between stages lives from
+    the tick that makes it to the end of the last tick that uses it. Beside it there
     is what each running piece needs for itself: where a forward pass is run again, its values are alive for a second
     time, on all IPUs at once.
     """
-    edges, pieces = plan.device_edges, plan.device_stages
-    inside = {slot: working_bytes(piece.program) for slot, piece in pieces.items()}
+    edges = plan.edges
+    inside = {stage.slot: working_bytes(stage.program) for stage in plan.stages}
     ticks: dict[int, list[tuple[StageProgram, Task]]] = {}
     for task in graph.tasks:
-        piece = None if task.stage is None else pieces.get(plan.stages[task.stage].description.slot)
-        if piece is not None:
-            ticks.setdefault(task.tick, []).append((piece, task))
+        if task.stage is not None:
+            ticks.setdefault(task.tick, []).append((plan.stages[task.stage], task))
     left: dict[tuple[int, int, int], int] = {}
     live = peak = 0
     for now in sorted(ticks):

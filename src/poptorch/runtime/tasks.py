@@ -8,27 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from poptorch.compiler.passes.stages import Carried, StageProgram
 from poptorch.compiler.plan import Ordering, Plan
-from poptorch.host.levels import estimated_work
-from poptorch.schedule import (
-    Job,
-    Kind,
-    Tick,
-    one_f_one_b,
-    parallel_phased,
-    pipelined_inference,
-    serial_phased,
-    sharded,
-)
+from poptorch.executable.host_code import HostCode
+from poptorch.program.graphs import acts_in_order
+from poptorch.schedule import Job, Kind, Tick, sharded
 
 _AHEAD = 1
 """How many micro-batches more than in the ideal schedule may be under way in a stage, so that no core waits."""
-
-
-_LEAST_SECONDS = 5e-4
-"""Estimated work of a task, on average, for which it pays to wake another thread. Measured with two cores: with half
-of it one thread is 1.2 times as fast as two, with twice as much they are equal, with four times two are 1.3 times as
-fast. (The estimate is cautious: the work takes about a fifth of it.)"""
 
 
 @dataclass(frozen=True)
@@ -99,44 +86,38 @@ class TaskGraph:
         return done == len(self.tasks)
 
 
-def ideal_schedule(plan: Plan, micro: int, *, training: bool) -> list[Tick]:
-    """The ticks that the strategy asks for, with the parts of the plan (for phased strategies: its phases)."""
-    ipus = [part.ipu for part in plan.parts]
-    parts = len(plan.parts)
-    if plan.ordering is Ordering.PIPELINED:
-        ticks = one_f_one_b(parts, micro, ipus) if training else pipelined_inference(parts, micro, ipus)
-    elif plan.ordering is Ordering.SHARDED:
-        ticks = sharded(parts, micro, ipus, training=training and not plan.whole)
-    elif plan.ordering is Ordering.SERIAL_PHASED:
-        ticks = serial_phased(
-            len(plan.phases), micro, max(ipus) + 1, training=training, overlap=plan.overlap_loads
-        )
-    else:
-        pairs = max(ipus) // 2 + 1
-        ticks = parallel_phased(plan.phases[-1] + 1, micro, 2 * pairs, training=training)
-    return list(ticks)
+@dataclass(frozen=True)
+class Work:
+    """What the tasks of a plan run."""
+
+    stages: Sequence[StageProgram]
+    carried: Sequence[Carried]
+    sequential: bool
+    """Whether micro-batches must pass some stage in order."""
+
+    @staticmethod
+    def of_host(code: HostCode) -> Work:
+        """The stages as the host computes them."""
+        descriptions = [stage.description for stage in code.stages]
+        return Work(descriptions, code.carried, any(stage.is_sequential for stage in code.stages))
+
+    @staticmethod
+    def of_device(plan: Plan) -> Work:
+        """The stages as IPUs compute them."""
+        return Work(plan.stages, plan.carried, any(acts_in_order(stage.program) for stage in plan.stages))
 
 
-def width(plan: Plan, replicas: int) -> int:
-    """How many tasks are to run at once, given cores: all that can, unless handing them over takes longer than they."""
-    work = [estimated_work(stage.description.program) for stage in plan.stages]
-    if sum(work) < _LEAST_SECONDS * len(work):
-        return 1
-    if plan.ordering is Ordering.PIPELINED:
-        return len({p.ipu for p in plan.parts}) * replicas
-    if plan.ordering is Ordering.SHARDED:
-        return replicas
-    return max(sum(p.phase == phase for p in plan.parts) for phase in plan.phases) * replicas
-
-
-def build_tasks(plan: Plan, micro: int, replicas: int, *, training: bool, members: int = 1) -> TaskGraph:
-    """The graph for ``micro`` micro-batches, or bundles of ``members``, on each of ``replicas`` replicas."""
-    graph = _Builder(plan, ideal_schedule(plan, micro, training=training), replicas, members).build()
-    if plan.carried and not graph.is_acyclic():
+def build_tasks(
+    plan: Plan, work: Work, micro: int, replicas: int, *, training: bool, members: int = 1
+) -> TaskGraph:
+    """The graph for ``micro`` micro-batches, or groups of ``members``, on each of ``replicas`` replicas."""
+    backward = training and not plan.whole  # the only stage of a model in one part is both passes
+    graph = _Builder(plan, work, plan.schedule(micro, training=backward), replicas, members).build()
+    if work.carried and not graph.is_acyclic():
         # A buffer that a late piece writes and an early one reads lets no two micro-batches overlap.
         ipus = [part.ipu for part in plan.parts]
-        ticks = list(sharded(len(plan.parts), micro, ipus, training=training and not plan.whole))
-        graph = _Builder(plan, ticks, replicas, members, alone=True).build()
+        ticks = list(sharded(len(plan.parts), micro, ipus, training=backward))
+        graph = _Builder(plan, work, ticks, replicas, members, alone=True).build()
     assert graph.is_acyclic()
     return graph
 
@@ -145,19 +126,20 @@ class _Builder:
     """Follows a schedule and notes for each task what it must wait for."""
 
     def __init__(
-        self, plan: Plan, ticks: Sequence[Tick], replicas: int, members: int = 1, alone: bool = False
+        self, plan: Plan, work: Work, ticks: Sequence[Tick], replicas: int, members: int = 1, alone: bool = False
     ) -> None:
         self._plan = plan
+        self._work = work
         self._ticks = ticks
         self._replicas = replicas
         self._members = members
-        self._training = any(s.description.backward for s in plan.stages)
+        self._training = any(stage.backward for stage in work.stages)
         self._one_at_a_time = alone or plan.ordering is not Ordering.PIPELINED
         self._phased = plan.ordering.is_phased and not alone
-        self._free = not self._one_at_a_time and not any(s.is_sequential for s in plan.stages)
+        self._free = not self._one_at_a_time and not work.sequential
         self._graph = TaskGraph()
         self._stages = self._stages_by_job()
-        self._by_slot = {s.description.slot: i for i, s in enumerate(plan.stages)}
+        self._by_slot = {stage.slot: i for i, stage in enumerate(work.stages)}
 
     def _stages_by_job(self) -> dict[tuple[Kind, int], list[int]]:
         """The pieces that a job of the schedule stands for."""
@@ -165,10 +147,9 @@ class _Builder:
         if self._plan.ordering is Ordering.PARALLEL_PHASED:
             phases = list(range(phases[-1] + 1))
         result: dict[tuple[Kind, int], list[int]] = {}
-        for index, stage in enumerate(self._plan.stages):
-            d = stage.description
-            part = phases.index(self._plan.parts[d.part].phase) if self._phased else d.part
-            result.setdefault((Kind.BACKWARD if d.backward else Kind.FORWARD, part), []).append(index)
+        for index, stage in enumerate(self._work.stages):
+            part = phases.index(self._plan.parts[stage.part].phase) if self._phased else stage.part
+            result.setdefault((Kind.BACKWARD if stage.backward else Kind.FORWARD, part), []).append(index)
         return result
 
     def build(self) -> TaskGraph:
@@ -223,10 +204,10 @@ class _Builder:
     ) -> list[int]:
         added = []
         for index in self._stages.get((job.kind, job.part), ()):
-            stage = self._plan.stages[index].description
+            stage = self._work.stages[index]
             needed = set(before)
             needed |= {where[slot, job.micro] for slot in stage.after}
-            for carried in self._plan.carried:
+            for carried in self._work.carried:
                 if stage.slot == carried.reader and job.micro:
                     needed |= self._tasks_of(where, carried.writer, job.micro - 1)
                 if stage.slot == carried.writer:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from poptorch.devices.cores import CoreShare
 from poptorch.runtime.tasks import Task, TaskGraph
 
 Rest = Callable[[], "Sequence[Rest]"]
@@ -34,33 +35,6 @@ class Span:
     end: float
     released: float
     """When its results were there for others; gradients are added after that."""
-
-
-@dataclass
-class Share:
-    """How a host's cores are divided: ``workers`` threads with ``threads`` each inside operations."""
-
-    workers: int
-    threads: int
-
-    @staticmethod
-    def of(width: int, cores: int | None = None, limit: int | None = None) -> Share:
-        """For at most ``width`` tasks at once; ``limit`` is the user's own bound for threads inside operations.
-
-        >>> [Share.of(width, cores=4, limit=4) for width in (1, 2, 16)]
-        [Share(workers=1, threads=4), Share(workers=2, threads=2), Share(workers=4, threads=1)]
-        """
-        cores = usable_cores() if cores is None else cores
-        limit = torch.get_num_threads() if limit is None else limit
-        workers = max(1, min(width, cores))
-        return Share(workers, max(1, min(limit, cores // workers)))
-
-
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass
@@ -161,7 +135,7 @@ def run_inline(graph: TaskGraph, execute: Execute) -> list[Span]:
 class WorkerPool:
     """Threads that wait for graphs to run. One graph runs at a time."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: CoreShare) -> None:
         self.share = share
         self._turn = threading.Lock()
         self._wake = threading.Condition()
@@ -248,7 +222,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pools)
 
 
-def run_tasks(graph: TaskGraph, execute: Execute, share: Share) -> list[Span]:
+def run_tasks(graph: TaskGraph, execute: Execute, share: CoreShare) -> list[Span]:
     """Run the graph with this share of the host; a task that itself runs a model does so on its own thread."""
     if share.workers == 1 or _inside.worker is not None:
         return run_inline(graph, execute)

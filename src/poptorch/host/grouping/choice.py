@@ -13,12 +13,15 @@ import torch
 
 from poptorch import environment
 from poptorch._logging import logger
+from poptorch.compiler.device_program import DeviceProgram
 from poptorch.host.grouping.stacking import CannotBundle, bundled
 from poptorch.host.levels import estimated_work, flops_of
+from poptorch.placement import counting
 from poptorch.program.footprint import working_bytes
 from poptorch.program.graphs import descendants
-from poptorch.program.loop import MANY_REPLICAS, Loop
+from poptorch.program.loop import MANY_REPLICAS
 from poptorch.program.program import Program, Role, value_of
+from poptorch.program.update import UpdateProgram
 
 aten = torch.ops.aten
 
@@ -34,14 +37,18 @@ _LEAST_BYTES = 4 << 20
 """Activations may take as much memory as the weights do, or this much."""
 
 
-def bundle(program: Program, loop: Loop, lanes: int) -> Program:
-    """The program for several micro-batches at once, or the program itself where that is impossible or brings nothing.
-
-    ``lanes`` is how many bundles there must be at least, for so many IPUs to be at work.
-    """
-    available = loop.gradient_accumulation if program.training else loop.device_iterations
+def group(device: DeviceProgram) -> Program:
+    """The program for several micro-batches at once, or for one where that is impossible or brings nothing."""
+    program, loop, settings = device.undivided, device.loop, device.settings
+    if settings.anchors or device.watch.outputs or settings.groups or settings.ordering.is_phased:
+        return program
+    if device.update is not None and not _only_sums(device.update):
+        return program
     if loop.replicas >= MANY_REPLICAS:
         return program
+    # There must be at least so many groups for all IPUs of a pipeline to be at work.
+    lanes = device.ipus_per_replica if counting.uses_pipelining(settings.strategy, device.ipus_per_replica) else 1
+    available = loop.gradient_accumulation if program.training else loop.device_iterations
     size = _size(available, available // max(1, lanes), _wanted(program) if available > 1 else 1)
     if size == 1:
         return program
@@ -52,6 +59,11 @@ def bundle(program: Program, loop: Loop, lanes: int) -> Program:
         return program
     logger.debug("%d micro-batches run as one", size)
     return result
+
+
+def _only_sums(update: UpdateProgram) -> bool:
+    """Whether the update wants nothing but the sum of the gradients, in their own type or in float32."""
+    return not update.running_mean and all(dtype is torch.float32 for dtype in update.accumulators.values())
 
 
 def _wanted(program: Program) -> float:

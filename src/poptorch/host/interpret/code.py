@@ -5,13 +5,13 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from poptorch.executable.host_code import Code
 from poptorch.host.generators import with_generator
 from poptorch.host.interpret.bindings import Bindings
 from poptorch.host.interpret.exceptions import check_of
@@ -34,8 +34,6 @@ from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program, Role
 from poptorch.runtime.values.weights import copies_of
 
-Runner = Callable[..., tuple[torch.Tensor, ...]]
-
 _GROUPS = {
     Role.PARAMETER: "parameters",
     Role.BUFFER: "buffers",
@@ -45,15 +43,7 @@ _GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class Generated:
-    """A Python function made from a graph, with the source for people to read."""
-
-    run: Runner
-    source: str
-
-
-def generate(program: Program) -> Generated:
+def generate(program: Program) -> Code:
     """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs`` for one micro-batch."""
     placeholders = program.placeholders()
     # Weights that the program itself writes to have no copies that outlive the write.
@@ -69,7 +59,7 @@ def generate(program: Program) -> Generated:
     return writer.finish("micro_batch", [*_GROUPS.values(), "random"])
 
 
-def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> Generated | None:
+def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> Code | None:
     """``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs`` with the update.
 
     The outputs are the program's without the gradients, which are dropped as they are used up. ``None`` where the
@@ -90,7 +80,7 @@ def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> G
     return writer.finish("step", [*_GROUPS.values(), "random", "state"])
 
 
-def generate_flat(graph_module: fx.GraphModule, name: str, numerics: Numerics = Numerics()) -> Generated:
+def generate_flat(graph_module: fx.GraphModule, name: str, numerics: Numerics = Numerics()) -> Code:
     """A function that takes the source of random numbers and the graph's placeholders one by one."""
     writer = _Writer(graph_module, numerics)
     parameters = [writer.name(n) for n in graph_module.graph.nodes if n.op == "placeholder"]
@@ -291,11 +281,11 @@ class _Writer:
         self._globals[name] = value
         return name
 
-    def finish(self, name: str, parameters: Sequence[str]) -> Generated:
+    def finish(self, name: str, parameters: Sequence[str]) -> Code:
         source = "\n".join([f"def {name}({', '.join(parameters)}):", *self._lines]) + "\n"
         namespace = dict(self._globals)
         exec(compile(source, f"<poptorch {name}>", "exec"), namespace)  # our own text, never the user's
-        return Generated(namespace[name], source)
+        return Code(namespace[name], source)
 
 
 class _Text(str):

@@ -13,8 +13,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from poptorch.compiler.update import UpdateProgram
-from poptorch.host.interpret.code import Generated
+from poptorch.executable.host_code import Code
 from poptorch.host.native.effects import is_effectful, with_tokens
 from poptorch.host.native.forward_backward import Seed, Sweeps, find_seed, split
 from poptorch.host.native.frozen import generate_frozen
@@ -34,13 +33,14 @@ from poptorch.host.native.outlining import compile_outlined, find_repeat
 from poptorch.host.native.random_keys import fake_key, with_keys
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program, Role
+from poptorch.program.update import UpdateProgram
 
 _ORDER = [Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT]
 
 FlatRun = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-def generate_native(program: Program, target: Target) -> Generated:
+def generate_native(program: Program, target: Target) -> Code:
     """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs``, in native code."""
     if not program.training:
         return generate_frozen(program, target)
@@ -55,16 +55,16 @@ def generate_native(program: Program, target: Target) -> Generated:
     return _with_groups(kernel, program, target)
 
 
-def _with_groups(kernel: FlatRun, program: Program, target: Target) -> Generated:
+def _with_groups(kernel: FlatRun, program: Program, target: Target) -> Code:
     key = _key_of(program)
 
     def run(parameters: Any, buffers: Any, constants: Any, inputs: Any, loss_scale: Any, random: Any) -> Any:
         return kernel([*parameters, *buffers, *inputs, *loss_scale, *constants, key(random)])
 
-    return Generated(run, _describe(program, target))
+    return Code(run, _describe(program, target))
 
 
-def generate_native_piece(program: Program, target: Target) -> Generated:
+def generate_native_piece(program: Program, target: Target) -> Code:
     """Like :func:`generate_native`, for the forward or the backward pass of a part of a model."""
     if not program.training:
         return generate_frozen(program, target)
@@ -74,7 +74,7 @@ def generate_native_piece(program: Program, target: Target) -> Generated:
     return _with_groups(kernel, program, target)
 
 
-def generate_native_step(program: Program, update: UpdateProgram, target: Target) -> Generated | None:
+def generate_native_step(program: Program, update: UpdateProgram, target: Target) -> Code | None:
     """``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs`` with the update.
 
     The outputs are the program's without the gradients. Weights and state must lie in memory as
@@ -95,10 +95,10 @@ def generate_native_step(program: Program, update: UpdateProgram, target: Target
     ) -> Any:
         return kernel([*parameters, *buffers, *inputs, *loss_scale, *constants, key(random)], state)
 
-    return Generated(run, _describe(program, target) + f"\n{update}")
+    return Code(run, _describe(program, target) + f"\n{update}")
 
 
-def generate_native_update(update: UpdateProgram, target: Target) -> Generated:
+def generate_native_update(update: UpdateProgram, target: Target) -> Code:
     """The update alone: one pass over the weights and the optimizer's state."""
     with fake_mode():
         fakes = [_fake_like(f) for f in _described(update.graph_module)]
@@ -110,7 +110,7 @@ def generate_native_update(update: UpdateProgram, target: Target) -> Generated:
     def run(random: Any, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(kernel(list(flat)))
 
-    return Generated(run, f"# native code for {target.threads} threads\n{update.generated.source}")
+    return Code(run, f"# native code for {target.threads} threads\n{update}")
 
 
 def _prepared(program: Program) -> fx.GraphModule:

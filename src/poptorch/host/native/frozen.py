@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from poptorch.host.interpret.code import Generated
+from poptorch.executable.host_code import Code
 from poptorch.host.native.effects import is_effectful, with_tokens
 from poptorch.host.native.freezing import freeze
 from poptorch.host.native.inductor import Kernel, Target, compile_graph, contiguous, decompose, fake_mode, replay
@@ -31,7 +31,7 @@ from poptorch.runtime.values.weights import Weights
 _STATE = (Role.PARAMETER, Role.BUFFER, Role.CONSTANT)
 
 
-def generate_frozen(program: Program, target: Target) -> Generated:
+def generate_frozen(program: Program, target: Target) -> Code:
     """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs`` for an inference program."""
     assert not program.training
     graph_module = with_keys(program.graph_module)
@@ -50,7 +50,7 @@ def generate_frozen(program: Program, target: Target) -> Generated:
     moving = [f for f, stays in zip(fakes, [*frozen, False], strict=True) if not stays]
     kernel = compile_graph(graph_module, [*moving, *preparation.descriptions], target, is_inference=True).run
     code = _Code(program, frozen, preparation, kernel, ordered)
-    return Generated(code.run, f"# native code for {target.threads} threads with frozen weights\n{program}")
+    return Code(code.run, f"# native code for {target.threads} threads with frozen weights\n{program}")
 
 
 class _Code:

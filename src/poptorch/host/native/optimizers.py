@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.update import UpdateProgram
+from poptorch.program.update import UpdateProgram
 
 aten = torch.ops.aten
 _MANY_ELEMENTS = 1 << 20

@@ -17,9 +17,9 @@ from typing import Any
 
 from poptorch._logging import logger
 from poptorch._version import __version__
+from poptorch.compiler.device_program import DeviceProgram
 from poptorch.errors import Error
 from poptorch.executable import file as container
-from poptorch.executable.executable import Executable
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
 from poptorch.host.store.code_store import Piece, Pieces, Store, surroundings
@@ -103,11 +103,11 @@ def _is_sound(path: Path) -> bool:
 class CacheEntry:
     """The file of one graph in the executable cache."""
 
-    def __init__(self, directory: str, executable: Executable) -> None:
-        parts = {name: value for name, value in identity(executable).items() if name != "loop"}
+    def __init__(self, directory: str, device: DeviceProgram) -> None:
+        parts = {name: value for name, value in identity(device).items() if name != "loop"}
         self.path = Path(directory) / f"{digest([parts, surroundings()])}{EXTENSION}"
         self._metadata = {"poptorch": __version__, "identity": parts, "cache": True}
-        self._program = str(executable.program)
+        self._program = str(device.program)
         self._new: dict[str, Piece] = {}
         self._file = self._opened()
         self.hit = self._file is not None
@@ -160,14 +160,14 @@ def local_folder() -> Folder | None:
     return None if config.force_disable_caches else Folder(Path(cache_dir()) / "poptorch")
 
 
-def pieces_for(executable: Executable, directory: str | None, exported: File | None) -> Pieces:
-    """Where the executable finds its native code, the most specific place first."""
+def pieces_for(device: DeviceProgram, directory: str | None, exported: File | None, *, locally: bool) -> Pieces:
+    """Where a program finds its native code, the most specific place first; ``locally``: also in the local folder."""
     stores: list[Store] = []
     if exported is not None:
         stores.append(FilePieces(exported))
     if directory is not None:
-        stores.append(CacheEntry(directory, executable))
-    if executable.native_after is not None:
+        stores.append(CacheEntry(directory, device))
+    if locally:
         folder = local_folder()
         stores += [] if folder is None else [folder]
     return Pieces(stores)

@@ -21,9 +21,8 @@ import torch
 
 from poptorch._logging import logger
 from poptorch._version import __version__
-from poptorch.compiler.update import UpdateProgram
 from poptorch.errors import Error
-from poptorch.host.interpret.code import Generated
+from poptorch.executable.host_code import Code
 from poptorch.host.native.async_compile import prepare_compiler
 from poptorch.host.native.effects import is_effectful, with_tokens
 from poptorch.host.native.freezing import linear_operator
@@ -34,6 +33,7 @@ from poptorch.host.store.kernel_files import NotPortable, processor
 from poptorch.program.fingerprint import digest, program_digest, update_digest
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program
+from poptorch.program.update import UpdateProgram
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Piece:
     blobs: dict[str, bytes] = field(repr=False)
 
     @staticmethod
-    def of(code: Generated | None) -> Piece:
+    def of(code: Code | None) -> Piece:
         """Write code down. ``None``, the answer that there is no code of this kind, is worth keeping, too."""
         if code is None:
             return Piece("null", {})
@@ -53,13 +53,13 @@ class Piece:
         content = {"objects": found.objects, "root": found.root, "source": code.source, "blobs": names}
         return Piece(json.dumps(content), found.blobs)
 
-    def code(self) -> Generated | None:
+    def code(self) -> Code | None:
         """The code, ready to run."""
         content = json.loads(self.text)
         if content is None:
             return None
         run = portable.restore(portable.Description(content["objects"], content["root"], self.blobs))
-        return Generated(run, content["source"])
+        return Code(run, content["source"])
 
 
 class Store(Protocol):
@@ -89,9 +89,9 @@ class Pieces:
         self.compiled = 0
         """How many pieces had to be compiled."""
 
-        self._new: dict[str, Generated | None] = {}  # not written down yet: their kernels may be on their way
+        self._new: dict[str, Code | None] = {}  # not written down yet: their kernels may be on their way
 
-    def obtain(self, key: str, program: Program | None, make: Callable[[], Generated | None]) -> Generated | None:
+    def obtain(self, key: str, program: Program | None, make: Callable[[], Code | None]) -> Code | None:
         """The code for a key: found, or made now; what is made can run after :meth:`finish`."""
         for store in self._stores:
             found = self._found(store, key, program)
@@ -122,7 +122,7 @@ class Pieces:
             _attempt(store, partial(store.keep, key, piece))
 
     @staticmethod
-    def _found(store: Store, key: str, program: Program | None) -> tuple[Piece, Generated | None] | None:
+    def _found(store: Store, key: str, program: Program | None) -> tuple[Piece, Code | None] | None:
         try:
             piece = store.find(key)
             if piece is None:

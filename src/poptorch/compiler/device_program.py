@@ -1,0 +1,81 @@
+"""What IPUs run: the program of a micro-batch, the update, their division over IPUs, and where tensors live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from poptorch.capture.arguments import ArgumentLayout
+from poptorch.capture.structure import Structure, TensorLeaf
+from poptorch.compiler.memory import MemoryMap
+from poptorch.compiler.passes.precision import GradientWatch
+from poptorch.compiler.passes.recompute import Recomputation
+from poptorch.compiler.plan import Plan
+from poptorch.compiler.request import Settings
+from poptorch.program.loop import Loop
+from poptorch.program.program import Program
+from poptorch.program.update import UpdateProgram
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a device program is called with the user's own structures."""
+
+    layout: ArgumentLayout
+    output_structure: Structure
+    result_positions: tuple[int, ...]
+    """For each tensor of the output structure, its position among the device results, or -1 for a host constant."""
+
+    host_results: Mapping[int, torch.Tensor]
+    """Results that are constant, by position in the output structure."""
+
+    written_inputs: tuple[int, ...]
+    """Positions of the inputs that ``forward`` changes in place."""
+
+    optimizer: Any = None
+    """Description of the optimizer, restricted to the parameters that a gradient reaches."""
+
+    @cached_property
+    def returns_one_tensor(self) -> bool:
+        """Whether ``forward`` returns a tensor, not a structure of some."""
+        return isinstance(self.output_structure, TensorLeaf)
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """Everything that is known of a model on IPUs before anything is decided about the host.
+
+    Data, without weights: the IPU Model reads it, the host compiles it, a file describes it.
+    """
+
+    program: Program
+    """One micro-batch, forward and backward, with the recomputation that IPUs do."""
+
+    update: UpdateProgram | None
+    plan: Plan
+    loop: Loop
+    memory: MemoryMap
+    settings: Settings
+    undivided: Program = field(repr=False)
+    """The program before recomputation and division: where a host that computes it in another way starts."""
+
+    recomputation: Recomputation
+    ipus_per_replica: int
+    watch: GradientWatch
+    """What automatic loss scaling counts."""
+
+    interface: Interface = field(repr=False)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update combines the gradients of several micro-batches."""
+        return self.update is not None and self.loop.micro_batches_per_update > 1
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether there is anything to run at all."""
+        return any(True for _ in self.program.operations()) or self.update is not None

@@ -1,0 +1,240 @@
+"""What to compile: the model with one call's arguments, and the settings that its options stand for.
+
+This is the only module below the executor that reads ``poptorch.Options``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from poptorch._logging import backend
+from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
+from poptorch.compiler.memory import Category, Location
+from poptorch.compiler.passes.anchors import updated_parameter
+from poptorch.compiler.passes.recompute import Recomputation
+from poptorch.compiler.plan import Ordering
+from poptorch.enums import CommGroupType, Liveness, OutputMode
+from poptorch.errors import createPoptorchError
+from poptorch.options.backend import resolve_derived
+from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
+from poptorch.program.anchors import Anchor
+from poptorch.program.loop import Loop
+from poptorch.program.numerics import Numerics
+from poptorch.program.program import Program, Role
+from poptorch.program.replica_groups import ReplicaGrouping
+
+_STORES_FIRST = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
+"""Where a phase is put away before the next one is loaded."""
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """A model, the arguments of one call, options and optimizer.
+
+    Parameters and arguments may be on the meta device, or fake tensors: compiling needs no values.
+    """
+
+    model: nn.Module
+    call: BoundCall
+    options: Any
+    training: bool
+    optimizer_spec: Any = None
+    """The description of the optimizer; needed for training."""
+
+    normalise: InputNormaliser = field(default_factory=InputNormaliser)
+    groups: Mapping[str, ReplicaGrouping] = field(default_factory=dict)
+    """Parameters whose value differs between groups of replicas."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options say about the program, in the compiler's own terms."""
+
+    training: bool
+    numerics: Numerics
+    strategy: Any
+    """The execution strategy."""
+
+    ordering: Ordering
+    """What the strategy asks for; without pipelining, pipelined parts run one after the other."""
+
+    recomputation: Recomputation | None
+    """What the user chose; ``None``: the default of the strategy."""
+
+    overlap_loads: bool
+    locations: Mapping[Category, Location]
+    given_locations: tuple[str, ...]
+    """Names of the categories whose location the user set."""
+
+    private_buffers: bool
+    """Whether each replica keeps buffers of its own."""
+
+    synthetic_data: int
+    anchors: tuple[Anchor, ...]
+    partials: Mapping[str, str | None]
+    """Type of partial sums of ``"products"`` and ``"convolutions"``, where the user chose one."""
+
+    watch_edge: float | None
+    """Automatic loss scaling: magnitude from which on a gradient element counts as large."""
+
+    groups: Mapping[str, ReplicaGrouping]
+    backend: Mapping[str, Any] = field(repr=False)
+    """All options of the backend as they were given, for the IPU Model."""
+
+
+def loop_of(options: Any, training: bool) -> Loop:
+    """The loop nest that the options ask for."""
+    loop = Loop(
+        device_iterations=options.device_iterations,
+        gradient_accumulation=options.Training.gradient_accumulation if training else 1,
+        replicas=options.replication_factor,
+        input_group_size=options.input_group_size,
+        input_group_type=CommGroupType(options.input_cgt),
+        output_mode=OutputMode(options.output_mode),
+        return_period=options.output_return_period,
+    )
+    loop.check()
+    return loop
+
+
+def micro_batch_inputs(
+    layout: ArgumentLayout, tensors: Sequence[torch.Tensor], loop: Loop, normalise: InputNormaliser
+) -> list[torch.Tensor]:
+    """The first micro-batch of every input, after checking types and sizes."""
+    result = []
+    for spec, tensor in zip(layout.specs, tensors, strict=True):
+        check_input(tensor)
+        factor = loop.input_factor
+        if factor > 1 and (tensor.ndim == 0 or tensor.shape[0] % factor):
+            size = tensor.shape[0] if tensor.ndim else "no"
+            raise AssertionError(
+                f"Invalid batch dimension: In the input {spec.path} of shape {tuple(tensor.shape)}, the batch "
+                f"dimension ({size}) must be a multiple of {loop.explain()} = {factor} because it is used to "
+                "calculate the batch size which will be executed on the device in any given iteration. For a full "
+                "explanation see the batching semantics page of the documentation."
+            )
+        tensor = normalise(tensor, spec.path)
+        result.append(tensor.narrow(0, 0, tensor.shape[0] // factor) if factor > 1 else tensor)
+    return result
+
+
+def check_request(request: CompileRequest) -> None:
+    """Refuse options that contradict each other before anything is captured."""
+    options, training = request.options, request.training
+    if not training and options._Popart.options.get("automaticLossScalingSettings.enabled", False):
+        raise createPoptorchError(
+            "Automatic loss scaling is only supported for training: an inference model has no gradient to watch. Give "
+            " poptorch.inferenceModel options without setAutomaticLossScaling(True)."
+        )
+
+
+def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settings:
+    """Resolve the options for a captured program."""
+    options = request.options
+    backend_options, strategy = options._Popart.options, options._execution_strategy
+    ordering = _ordering(strategy)
+    phased = ordering.is_phased
+    chosen = backend_options.get("autoRecomputation")
+    automatic = request.optimizer_spec.automatic_loss_scaling if request.optimizer_spec is not None else None
+    locations = options.TensorLocations
+    return Settings(
+        training=request.training,
+        numerics=Numerics.of(backend_options),
+        strategy=strategy,
+        ordering=ordering,
+        recomputation=None if chosen is None else Recomputation(int(chosen)),
+        overlap_loads=getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST,
+        locations={
+            c: Location.of(getattr(locations, c.value) if locations.exists(c.value) else {}, phased=phased)
+            for c in Category
+        },
+        given_locations=tuple(c.value for c in Category if locations.exists(c.value)),
+        private_buffers=not options.broadcast_buffers and loop.replicas > 1,
+        synthetic_data=int(backend_options.get("syntheticDataMode", 0)),
+        anchors=_anchors(options, program, loop),
+        partials={
+            "products": backend_options.get("partialsTypeMatMuls"),
+            "convolutions": dict(backend_options.get("convolutionOptions", {})).get("partialsType"),
+        },
+        watch_edge=None if automatic is None else automatic.edge,
+        groups=types.MappingProxyType(dict(request.groups)),
+        backend=types.MappingProxyType(dict(backend_options)),
+    )
+
+
+def _ordering(strategy: Any) -> Ordering:
+    if isinstance(strategy, SerialPhasedExecution):
+        return Ordering.SERIAL_PHASED
+    if isinstance(strategy, ParallelPhasedExecution):
+        return Ordering.PARALLEL_PHASED
+    return Ordering.SHARDED if isinstance(strategy, ShardedExecution) else Ordering.PIPELINED
+
+
+def _anchors(options: Any, program: Program, loop: Loop) -> tuple[Anchor, ...]:
+    result = []
+    for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
+        if use_model_mode:
+            mode, period = options.output_mode, options.output_return_period
+        loop.check(OutputMode(mode), period)
+        parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
+        result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
+        shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()
+        backend.debug("Anchoring tensor %s %s/%d", long_name, shown, period)
+    return tuple(result)
+
+
+def check_buffers(program: Program, options: Any, loop: Loop) -> None:
+    """Refuse written buffers that all replicas are to share."""
+    written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)]
+    if written and loop.replicas > 1 and options.broadcast_buffers:
+        raise createPoptorchError(
+            "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
+            "sync between replicas, you can disable buffer broadcasting using "
+            f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(written)}."
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the program is divided, once its placements are known."""
+
+    ordering: Ordering
+    recomputation: Recomputation
+    ipus_per_replica: int
+
+
+def division_of(settings: Settings, program: Program, loop: Loop) -> Division:
+    """Check the placement of the program, and say how IPUs share it."""
+    strategy, placements, training = settings.strategy, program.placements(), settings.training
+    counting.check_phase_ipus(strategy, placements)
+    if settings.backend.get("enablePipelining", True):
+        counting.check_pipeline_depth(
+            strategy,
+            program.block_starts,
+            training=training,
+            gradient_accumulation=loop.gradient_accumulation,
+            device_iterations=loop.device_iterations,
+        )
+        edges = (
+            (info.placement, other.placement)
+            for info, other in program.forward_edges()
+            if info.placement is not other.placement
+        )
+        counting.check_stage_order(strategy, edges)
+    ipus = counting.ipus_per_replica(p.ipu for p in placements)
+    counting.check_ipu_limit(ipus, loop.replicas)
+    pipelining = resolve_derived(settings.backend, "enablePipelining", counting.uses_pipelining(strategy, ipus))
+    backend.debug("enablePipelining set to value %d", pipelining)
+    serial = settings.ordering is Ordering.PIPELINED and not pipelining
+    default = Recomputation.PIPELINE if pipelining and training else Recomputation.OFF
+    return Division(
+        Ordering.SHARDED if serial else settings.ordering,
+        default if settings.recomputation is None else settings.recomputation,
+        ipus,
+    )

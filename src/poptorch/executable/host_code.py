@@ -1,0 +1,108 @@
+"""The code that this host runs for a device program. One object holds all of it, and is replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from poptorch.compiler.passes.stages import Carried, Edge, StageProgram
+from poptorch.program.graphs import acts_in_order
+from poptorch.program.loop import Loop
+from poptorch.program.program import Program, Role
+
+Runner = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A Python function made from a graph, with the source for people to read."""
+
+    run: Runner
+    source: str
+
+
+@dataclass(frozen=True)
+class HostStage:
+    """One stage of the plan as the host computes it.
+
+    ``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs``, for one group of micro-batches.
+    """
+
+    description: StageProgram
+    code: Code = field(repr=False)
+
+    @property
+    def program(self) -> Program:
+        """The graph that the code was made from."""
+        return self.description.program
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the weights that it reads, in the order of its arguments."""
+        return [p.name for p in self.program.ports_of(Role.PARAMETER)]
+
+    @property
+    def buffers(self) -> list[str]:
+        """Names of the buffers that it uses, in the order of its arguments."""
+        return [p.name for p in self.program.ports_of(Role.BUFFER)]
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether it leaves something behind that the next micro-batch finds, or that somebody sees in order."""
+        return acts_in_order(self.program)
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """Everything that runs, and how much of it at a time."""
+
+    program: Program
+    """What the stages compute together: one micro-batch, or a group of several."""
+
+    loop: Loop
+    """The loop of the device program, with the size of the groups."""
+
+    stages: tuple[HostStage, ...]
+    """In an order in which they can run; a model in one part has one."""
+
+    edges: tuple[Edge, ...]
+    carried: tuple[Carried, ...]
+    width: int
+    """How many tasks are to run at once, given cores."""
+
+    alone: bool
+    """Whether one stage on one replica is everything: then there is nothing to schedule."""
+
+    update: Code | None = None
+    """``run(random, *weights, *gradients, *state, *hyper)``."""
+
+    shards: tuple[Code, ...] = ()
+    """The same for each shard of the update."""
+
+    step: Code | None = None
+    """A micro-batch and its update in one, where each micro-batch is followed by one: the gradients are not kept.
+
+    ``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs``."""
+
+    formats: Mapping[str, torch.memory_format] = field(default_factory=dict)
+    """How ``step`` wants a parameter and its optimizer state to lie in memory, where not in rows."""
+
+    native_after: int | None = None
+    """After how many calls native code is to replace this; ``None``: never (again)."""
+
+    log: tuple[str, ...] = ()
+    """What was decided about the host, for people."""
+
+    @property
+    def micro_batch(self) -> Code:
+        """The code of the first stage; of a model in one part, that is all of it."""
+        return self.stages[0].code
+
+    def format_of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of a parameter's shape as that parameter is to lie in memory: itself, where it lies so already."""
+        chosen = self.formats.get(name)
+        if chosen is None or tensor.ndim not in (4, 5):
+            return tensor
+        return tensor.contiguous(memory_format=chosen)

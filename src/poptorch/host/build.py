@@ -1,0 +1,178 @@
+"""From a device program to the code that this host runs, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from poptorch._logging import logger
+from poptorch.compiler.device_program import DeviceProgram
+from poptorch.compiler.passes.recompute import Recomputation, recompute
+from poptorch.compiler.passes.stages import Cut, partition, split
+from poptorch.compiler.plan import whole_stage
+from poptorch.executable.host_code import Code, HostCode, HostStage
+from poptorch.host.factoring import generate_factored
+from poptorch.host.grouping.choice import group
+from poptorch.host.interpret.code import generate, generate_flat, generate_step
+from poptorch.host.levels import calls_at_first_level, level_for
+from poptorch.host.width import width
+from poptorch.program.graphs import copy_of
+from poptorch.program.program import Program
+from poptorch.program.tracing import tracing
+
+
+@dataclass
+class Build:
+    """The code of one device program while it is made."""
+
+    device: DeviceProgram
+    program: Program
+    """What the host computes: the device's program, the same before recomputation, or that of a group."""
+
+    native_after: int | None = None
+    cut: Cut | None = None
+    stages: tuple[HostStage, ...] = ()
+    update: Code | None = None
+    shards: tuple[Code, ...] = ()
+    step: Code | None = None
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.program.bundle > 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one stage on one replica is everything."""
+        device = self.device
+        return device.plan.whole and device.loop.replicas == 1 and not device.settings.groups
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decision about the host; ``apply`` says what it did."""
+
+    name: str
+    apply: Callable[[Build], str]
+    reason: str
+
+
+def choose_level(build: Build) -> str:
+    """When to change from interpreted to native code."""
+    loop, program = build.device.loop, build.device.program
+    micro_batches = loop.device_iterations * loop.micro_batches_per_update
+    build.native_after = calls_at_first_level(level_for(program), program, micro_batches)
+    return "interpreted" if build.native_after is None else f"native code after {build.native_after} calls"
+
+
+def group_micro_batches(build: Build) -> str:
+    """Compute several micro-batches at once, where their rows are few."""
+    with tracing():
+        build.program = group(build.device)
+    return f"groups of {build.program.bundle}" if build.is_grouped else "one micro-batch at a time"
+
+
+def divide(build: Build) -> str:
+    """Cut the program into the stages of the plan, with the recomputation that pays on a host."""
+    device, plan = build.device, build.device.plan
+    chosen = device.settings.recomputation is not None
+    mode = device.recomputation
+    if plan.whole:
+        if not build.is_grouped:
+            build.program = device.program
+            return "as on IPUs"
+        if not device.program.training:
+            return "nothing to compute again"
+        return recompute(build.program, partition(build.program, plan.ordering.division), mode)
+    if not chosen and mode is Recomputation.PIPELINE:
+        mode = Recomputation.CHEAP  # an IPU's habit costs a host more than it saves
+    if not build.is_grouped:
+        if mode is device.recomputation or not device.program.training:
+            build.cut = None
+            return "as on IPUs"
+        build.program, _ = copy_of(device.undivided)
+    slots = partition(build.program, plan.ordering.division)
+    assert tuple(slots.parts) == plan.parts
+    summary = recompute(build.program, slots, mode) if build.program.training else "nothing to compute again"
+    build.cut = split(build.program, slots)
+    return summary
+
+
+def generate_stages(build: Build) -> str:
+    """Straight-line Python for each stage."""
+    device = build.device
+    accumulates = device.settings.training and device.loop.micro_batches_per_update > 1
+    make = _factored if accumulates else generate
+    described = device.plan.stages if build.cut is None else tuple(build.cut.stages)
+    if device.plan.whole:
+        described = (whole_stage(build.program),)
+    build.stages = tuple(HostStage(stage, make(stage.program)) for stage in described)
+    return f"{len(build.stages)} stages"
+
+
+def _factored(program: Program) -> Code:
+    return generate_factored(program, generate)
+
+
+def generate_update(build: Build) -> str:
+    """Straight-line Python for the update, or for its shards."""
+    update = build.device.update
+    if update is None:
+        return "none"
+    build.update = generate_flat(update.graph_module, "update", update.numerics)
+    build.shards = tuple(
+        generate_flat(s.update.graph_module, "update", s.update.numerics) for s in update.shards
+    )
+    return f"{len(build.shards)} shards" if build.shards else "whole"
+
+
+def join_update(build: Build) -> str:
+    """Update weights in the middle of back-propagation: gradients are dropped earlier."""
+    device = build.device
+    update = device.update
+    if update is None or not updates_every_time(device, build.is_alone) or build.native_after == 0:
+        return "apart"
+    build.step = generate_step(device.program, update.graph_module.graph, update.names)
+    return "apart" if build.step is None else "in the backward pass"
+
+
+HOST_STEPS: tuple[Step, ...] = (
+    Step("level", choose_level, "the same program changes to native code at the same call every time"),
+    Step("group micro-batches", group_micro_batches, "a host multiplies few rows at half the speed of many"),
+    Step("divide", divide, "after grouping: recomputation copies operations, which would be grouped twice"),
+    Step("stage code", generate_stages, "each stage runs on its own"),
+    Step("update code", generate_update, "after the gradients of all micro-batches"),
+    Step("update in backward", join_update, "last: it needs the programs of both"),
+)
+
+
+def build_host(device: DeviceProgram) -> HostCode:
+    """Interpreted code for a device program; ``native_after`` says when native code is to replace it."""
+    build = Build(device, device.undivided)
+    log = []
+    for step in HOST_STEPS:
+        log.append(f"{step.name}: {step.apply(build)}")
+        logger.debug("Host %s", log[-1])
+    plan = device.plan
+    return HostCode(
+        program=build.program,
+        loop=dataclasses.replace(device.loop, bundle=build.program.bundle),
+        stages=build.stages,
+        edges=plan.edges if build.cut is None else tuple(build.cut.edges),
+        carried=plan.carried if build.cut is None else tuple(build.cut.carried),
+        width=width(plan, [stage.program for stage in build.stages], device.loop.replicas),
+        alone=build.is_alone,
+        update=build.update,
+        shards=build.shards,
+        step=build.step,
+        native_after=build.native_after,
+        log=tuple(log),
+    )
+
+
+def updates_every_time(device: DeviceProgram, alone: bool) -> bool:
+    """Whether each micro-batch is followed by an update of whole weights with exactly its gradients."""
+    update = device.update
+    if update is None or not alone or device.loop.micro_batches_per_update > 1:
+        return False
+    return not update.shards and not update.accumulators and not device.watch.outputs
