@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from poptorch.errors import createPoptorchError
@@ -59,6 +60,11 @@ def collect_state(model: nn.Module) -> list[StateEntry]:
                 if all(holder is not module or slot != attribute for holder, slot, _ in entry.slots):
                     entry.slots.append((module, attribute, name))
     return list(entries.values())
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements exist: not on the meta device, and not in a fake tensor."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
 
 def check_not_empty(entries: list[StateEntry]) -> None:

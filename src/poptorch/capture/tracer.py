@@ -27,6 +27,7 @@ from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
+from poptorch.capture.locations import location_of
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.overrides import Overrides
@@ -35,6 +36,7 @@ from poptorch.capture.state import (
     StateEntry,
     StateKind,
     collect_state,
+    has_values,
     plain_attributes_kept,
     replaced,
     stand_ins_for,
@@ -93,6 +95,7 @@ def record(request: Request) -> Recording:
         try:
             return _attempt(request, real_values=False)
         except DataDependentOutputException as why:
+            _check_values_exist(request, why)
             logger.debug("Capturing again with real values: %s needs one", why.func)
         except DynamicOutputShapeException as why:
             raise _dynamic_shape_error(why) from why
@@ -102,6 +105,21 @@ def record(request: Request) -> Recording:
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
             return _attempt(request, real_values=False, grad=True)
         return _attempt(request, real_values=True)
+
+
+def _check_values_exist(request: Request, why: DataDependentOutputException) -> None:
+    """Refuse to capture with real values where the model or its inputs have none."""
+    tensors = {entry.name: entry.tensor for entry in collect_state(request.model)}
+    tensors |= {spec.path: tensor for spec, tensor in zip(request.layout.specs, request.inputs, strict=True)}
+    missing = [name for name, tensor in tensors.items() if not has_values(tensor)]
+    if missing:
+        where = location_of(why, request.options._source_location_excludes)
+        line = "" if where is None else f", at {where}"
+        raise createPoptorchError(
+            f"The model needs the value of a tensor in Python ({why.func}{line}), but {missing[0]} has none: it is on "
+            "the meta device, or a fake tensor. Give the model and its inputs real values, or write the line with "
+            "operations on tensors."
+        ) from why
 
 
 def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
@@ -184,9 +202,12 @@ class _Attempt:
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is torch.float64:
             tensor = tensor.to(torch.float32)  # the device has no wider type
-        if self._fake_mode is not None:
+        if self._fake_mode is None:
+            return tensor.detach().clone()
+        if has_values(tensor):
             return self._fake_mode.from_tensor(tensor)
-        return tensor.detach().clone()
+        with self._fake_mode:  # the values will be on the host
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def _input_stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each argument is an input of its own, also if the user passes one tensor, or views of one, for several."""

@@ -12,6 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, set_info
@@ -41,6 +42,18 @@ class Rules(Protocol):
         """One step of all groups, in place."""
 
 
+class _FusedKernelsOnPaper(TorchDispatchMode):
+    """Fused optimizer kernels have no form for fake tensors: torch would run them on real ones of the same sizes.
+
+    They only write to their arguments, so there is nothing to describe.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.startswith("aten::_fused_") and not func._schema.returns:
+            return None
+        return func(*args, **(kwargs or {}))
+
+
 def build_update(
     rules: Rules,
     names: Sequence[Sequence[str]],
@@ -53,7 +66,7 @@ def build_update(
     hyper_names = [
         sorted({*values, *group.rule.inputs}) for values, group in zip(rules.hyper(), rules.groups, strict=True)
     ]
-    with tracing(), mode, torch.no_grad():
+    with tracing(), mode, _FusedKernelsOnPaper(), torch.no_grad():
         params = [[torch.empty(types[n][0], dtype=types[n][1]) for n in group] for group in names]
         grads = [
             [torch.empty(types[n][0], dtype=accumulators.get(n, types[n][1])) for n in group] for group in names
