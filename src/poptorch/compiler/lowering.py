@@ -53,6 +53,7 @@ from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import Sweep, info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role, is_write
 from poptorch.program.replica_groups import ReplicaGrouping
 
@@ -167,7 +168,7 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
     _announce(program, options)
     progress("code")
     make_code = _factoring if training and loop.micro_batches_per_update > 1 else generate
-    host_program = _bundle(program, request, loop, ipus) if not anchors and not watch.outputs else program
+    host_program = _bundle(program, request, loop, ipus) if not anchors and not watch.elements else program
     loop = dataclasses.replace(loop, bundle=host_program.bundle)
     plan = _plan(program, host_program, options, ipus, make_code)
     alone = plan is None and loop.replicas == 1 and not request.groups
@@ -248,7 +249,7 @@ def _only_the_error() -> Iterator[None]:
 
 def _check_overlap(program: Program, options: Any) -> None:
     inputs = {node: port.name for node, port in program.placeholders() if port.role is Role.INPUT}
-    check_overlap(program.graph, inputs, program.output_values()[: len(program.results)], options)
+    check_overlap(program.graph, inputs, program.values_of(OutputKind.RESULT), options)
 
 
 def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
@@ -256,12 +257,11 @@ def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor
     constants = host_results(program)
     if constants and not options.Jit._tracing_requested:
         warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
-    kept = [v for i, v in enumerate(program.output_values()) if i not in constants]
-    program.results = [r for i, r in enumerate(program.results) if i not in constants]
+    taken = {program.positions_of(OutputKind.RESULT)[i] for i in constants}
     if program.loss_result is not None:
         before = [i for i in range(program.loss_result) if i not in constants]
         program.loss_result = None if program.loss_result in constants else len(before)
-    program.output_node.args = (tuple(kept),)
+    program.set_outputs(pair for at, pair in enumerate(program.returned()) if at not in taken)
     return {i: narrow_result(v) for i, v in constants.items()}
 
 
@@ -301,7 +301,7 @@ def _with_anchors(anchors: list[Anchor], options: Any, optimizer_spec: Any, watc
 
         def watch_for_overflow(program: Program) -> str:
             found = watch_gradients(program, automatic.edge)
-            watch.outputs, watch.elements = found.outputs, found.elements
+            watch.elements = found.elements
             return f"watching {found.elements} gradient elements"
 
         steps.append(Pass("watch gradients", watch_for_overflow))

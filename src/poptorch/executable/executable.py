@@ -99,7 +99,7 @@ class Executable:
     def updates_every_time(self) -> bool:
         """Whether each micro-batch is followed by an update of whole weights with exactly its gradients."""
         alone = self.plan is None and self.loop.micro_batches_per_update == 1 and not self.update_shards
-        return alone and self.update is not None and not self.accumulator_types and not self.watch.outputs
+        return alone and self.update is not None and not self.accumulator_types and not self.watch.elements
 
     @property
     def needs_device(self) -> bool:

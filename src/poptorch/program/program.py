@@ -18,6 +18,7 @@ from poptorch.ambient import Placement
 from poptorch.program.naming import value_labels
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, info_of
+from poptorch.program.outputs import KINDS, Output, OutputKind, positions_of
 
 aten = torch.ops.aten
 
@@ -51,14 +52,8 @@ class Program:
     ports: list[Port]
     """In the order of the graph's placeholders."""
 
-    results: list[str]
-    """Names of the values returned to the user: the first outputs of the graph."""
-
-    gradients: list[str]
-    """Names of the parameters whose gradients follow the results among the graph's outputs."""
-
-    anchors: list[str]
-    """Names of inner values that the user asked for: the last outputs of the graph."""
+    outputs: list[Output]
+    """In the order of the graph's outputs, which is that of their kinds."""
 
     constants: dict[str, torch.Tensor]
     """Values of the constant ports."""
@@ -99,8 +94,50 @@ class Program:
         return next(n for n in reversed(self.graph.nodes) if n.op == "output")
 
     def output_values(self) -> list[fx.Node]:
-        """Results, then gradients, then anchors."""
+        """All outputs, in the order of ``outputs``."""
         return list(self.output_node.args[0])  # type: ignore[arg-type]
+
+    def set_outputs(self, pairs: Iterable[tuple[Output, fx.Node]]) -> None:
+        """Return these values instead, grouped by kind; within a kind their order stays."""
+        ordered = sorted(pairs, key=lambda pair: KINDS.index(pair[0].kind))
+        self.outputs = [output for output, _ in ordered]
+        self.output_node.args = (tuple(value for _, value in ordered),)
+
+    def returned(self) -> list[tuple[Output, fx.Node]]:
+        """Each output with its value."""
+        return list(zip(self.outputs, self.output_values(), strict=True))
+
+    def outputs_of(self, kind: OutputKind) -> list[Output]:
+        """The outputs of one kind, in order."""
+        return [output for output in self.outputs if output.kind is kind]
+
+    def values_of(self, kind: OutputKind) -> list[fx.Node]:
+        """The values of the outputs of one kind, in order."""
+        return [value for output, value in self.returned() if output.kind is kind]
+
+    def positions_of(self, kind: OutputKind) -> range:
+        """Where the outputs of one kind are among all. Code that runs the program returns values in this order."""
+        return positions_of(self.outputs, kind)
+
+    @property
+    def results(self) -> list[str]:
+        """Names of the values returned to the user."""
+        return [o.name for o in self.outputs_of(OutputKind.RESULT)]
+
+    @property
+    def gradients(self) -> list[str]:
+        """Names of the parameters whose gradients are outputs."""
+        return [o.name for o in self.outputs_of(OutputKind.GRADIENT)]
+
+    @property
+    def anchors(self) -> list[str]:
+        """Names of inner values that the user asked for."""
+        return [o.name for o in self.outputs_of(OutputKind.ANCHOR)]
+
+    @property
+    def loss(self) -> fx.Node | None:
+        """The final loss, if it is returned."""
+        return None if self.loss_result is None else self.values_of(OutputKind.RESULT)[self.loss_result]
 
     def mutated(self) -> list[Port]:
         """The ports that a ``copy_`` writes to."""
@@ -146,11 +183,10 @@ def _listing(program: Program) -> Iterator[str]:
     for node, label in value_labels(program.operations()).items():
         if node.target is not operator.getitem:
             yield _operation_line(node, label)
-    values = program.output_values()
-    names = [*program.results, *(f"gradient of {g}" for g in program.gradients), *program.anchors]
-    for index, (name, value) in enumerate(zip(names, values, strict=True)):
-        mark = "  (loss)" if index == program.loss_result else ""
-        yield f"  return {name} = {_operand(value)}{mark}"
+    loss = None if program.loss_result is None else program.outputs_of(OutputKind.RESULT)[program.loss_result]
+    for output, value in program.returned():
+        mark = "  (loss)" if output is loss else ""
+        yield f"  return {output} = {_operand(value)}{mark}"
 
 
 def _operation_line(node: fx.Node, label: str) -> str:

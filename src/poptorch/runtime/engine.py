@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from poptorch.host.native.build import to_native
 from poptorch.host.native.layouts import with_format
 from poptorch.options.progress import Progress
 from poptorch.program.loop import Loop, Tick
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
@@ -52,7 +52,9 @@ class Engine:
         self._buffers: list[list[torch.Tensor]] = []
         self._run_micro_batch = executable.micro_batch.run
         self._num_device_results = len(program.results)
-        self._num_gradients = len(program.gradients)
+        self._gradients = program.positions_of(OutputKind.GRADIENT)
+        self._anchors = program.positions_of(OutputKind.ANCHOR)
+        self._counts = program.positions_of(OutputKind.COUNT)
         self._accumulator = GradientAccumulator(executable)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
         self._optimizer_state: list[State] = []
@@ -259,7 +261,7 @@ class Engine:
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
         anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
         stamps = SequentialStamps(loop, executable.synthetic_data != 0)
-        first_anchor = self._num_device_results + self._num_gradients
+        gradients, inner, counts = self._gradients, self._anchors, self._counts
         scale = self._scale if self._scaled else ()
         step = self._whole_step()
         blocks = self._blocks(inputs)
@@ -279,17 +281,17 @@ class Engine:
             stamps.output_complete(members)
             if step is not None:
                 self._position += 1
-                self._anchor(tick, anchors, outputs[self._num_device_results :])
+                self._anchor(tick, anchors, outputs[inner.start - len(gradients) :])  # there are no gradients
                 continue
-            if self._num_gradients:
-                self._accumulator.add(outputs[self._num_device_results : first_anchor])
-            for count in outputs[len(outputs) - executable.watch.outputs :]:
+            if gradients:
+                self._accumulator.add(outputs[gradients.start : gradients.stop])
+            for count in outputs[counts.start : counts.stop]:
                 self._tally.put(tick, count)
             if tick.replica == loop.replicas - 1:
                 self._position += loop.bundle
                 if members[-1].step == loop.gradient_accumulation - 1 and executable.update is not None:
                     self._update(self._accumulator.take())
-            self._anchor(tick, anchors, outputs[first_anchor:])
+            self._anchor(tick, anchors, outputs[inner.start : inner.stop])
             del outputs  # gradients are not kept while the next micro-batch runs
         stamps.store(self.counters)
         self.anchored = {a.short_name: s.take() for a, s in zip(executable.anchors, anchors, strict=True)}
@@ -308,8 +310,6 @@ class Engine:
         executable, loop = self.executable, self._loop
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
         anchors = [OutputStream(loop, a.mode, a.period) for a in executable.anchors]
-        inner: list[Any] = [s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None]
-        inner += [self._tally] * executable.watch.outputs
         blocks = self._blocks(inputs)
         first = self._position
         updates = 0
@@ -332,7 +332,8 @@ class Engine:
                 random=random,
                 loss_scale=self._scale,
                 results=results,
-                anchors=inner,
+                anchors=[s for s, a in zip(anchors, executable.anchors, strict=True) if a.parameter is None],
+                counts=self._tally,
                 stamps=stamps,
                 update=update if executable.update is not None else None,
             )

@@ -10,6 +10,7 @@ from torch import fx
 
 from poptorch.errors import createPoptorchError
 from poptorch.program.naming import value_labels
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, Role
 
 UPDATED = "UpdatedVar___"
@@ -26,13 +27,12 @@ def value_names(program: Program) -> dict[str, fx.Node]:
     for node, label in value_labels(program.operations()).items():
         if isinstance(node.meta.get("val"), torch.Tensor):
             names[label] = node
-    values = program.output_values()
-    first = len(program.results)
-    for offset, name in enumerate(program.gradients):
-        for spelling in (f"Gradient___{name}", f"Gradient___model.{name}"):
-            names[spelling] = values[first + offset]
-    if program.loss_result is not None:
-        names["loss"] = values[program.loss_result]
+    for output, value in program.returned():
+        if output.kind is OutputKind.GRADIENT:
+            for spelling in (f"Gradient___{output.name}", f"Gradient___model.{output.name}"):
+                names[spelling] = value
+    if program.loss is not None:
+        names["loss"] = program.loss
     return names
 
 
@@ -45,9 +45,9 @@ def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
 
 
 def add_anchors(program: Program, long_names: Iterable[str]) -> str:
-    """Make the named values outputs of the graph, behind results and gradients."""
+    """Make the named values outputs of the graph."""
     known = value_names(program)
-    values = program.output_values()
+    found = []
     for name in long_names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
@@ -56,7 +56,6 @@ def add_anchors(program: Program, long_names: Iterable[str]) -> str:
                 f"Cannot anchor {name!r}: the compiled model has no tensor of this name.{hint} "
                 "getTensorNames() of a compiled model lists all names."
             )
-        values.append(known[name])
-        program.anchors.append(name)
-    program.output_node.args = (tuple(values),)
+        found.append((Output(OutputKind.ANCHOR, name), known[name]))
+    program.set_outputs([*program.returned(), *found])
     return f"{len(program.anchors)} anchors"

@@ -9,6 +9,7 @@ from torch import fx
 
 from poptorch.program.graphs import descendants, remove_dead_code
 from poptorch.program.opinfo import info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role, is_write
 
 _LARGEST = 65536
@@ -32,7 +33,7 @@ def host_results(program: Program) -> dict[int, torch.Tensor]:
     varying = _varying(program)
     constant = {
         i: value
-        for i, value in enumerate(program.output_values()[: len(program.results)])
+        for i, value in enumerate(program.values_of(OutputKind.RESULT))
         if not isinstance(value, fx.Node) or value not in varying
     }
     return {i: _evaluate(program, v) if isinstance(v, fx.Node) else v for i, v in constant.items()}

@@ -15,12 +15,10 @@ from poptorch.errors import backend_error
 from poptorch.host.interpret.half import PRODUCTS, base_name
 from poptorch.program.graphs import descendants, insert_call, is_view
 from poptorch.program.opinfo import Sweep, info_of, set_info
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, Role, value_of
 
 aten: Any = torch.ops.aten
-
-LARGE_GRADIENTS = "large gradients"
-"""Anchors with this prefix are the engine's own: how many elements of a stage's gradients are large."""
 
 
 def record_partials(program: Program, backend_options: Mapping[str, Any]) -> str:
@@ -44,9 +42,6 @@ def record_partials(program: Program, backend_options: Mapping[str, Any]) -> str
 class GradientWatch:
     """What the program was extended by."""
 
-    outputs: int = 0
-    """How many counts the program returns, behind all anchors."""
-
     elements: int = 0
     """How many gradient elements one micro-batch looks at."""
 
@@ -66,10 +61,9 @@ def watch_gradients(program: Program, edge: float) -> GradientWatch:
         if placement in totals:
             count = insert_call(program, count.next, aten.add.Tensor, (totals[placement], count), node)
         totals[placement] = count
-    values = program.output_values() + list(totals.values())
-    program.anchors += [f"{LARGE_GRADIENTS} {i}" for i in range(len(totals))]
-    program.output_node.args = (tuple(values),)
-    return GradientWatch(len(totals), sum(value_of(n).numel() for n in tracked))
+    counts = [(Output(OutputKind.COUNT, f"large gradients {i}"), total) for i, total in enumerate(totals.values())]
+    program.set_outputs([*program.returned(), *counts])
+    return GradientWatch(sum(value_of(n).numel() for n in tracked))
 
 
 def _tracked(program: Program) -> list[fx.Node]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,6 +18,7 @@ from torch import fx
 from poptorch.ambient import Placement
 from poptorch.program.graphs import insert_call, is_view
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, info_of, set_info
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Port, Program, Role, is_write, value_of
 
 aten = torch.ops.aten
@@ -259,8 +260,8 @@ class Edge:
 class StageProgram:
     """The program of one slot, and what its ports and outputs are in terms of the whole program.
 
-    The program's inputs are ``inputs``, then ``receives``; its outputs are ``sends``, ``results``, ``gradients`` and
-    ``anchors``, in this order.
+    The program's inputs are ``inputs``, then ``receives``. Its outputs say their kind; ``sends``, ``results`` and
+    ``anchors`` say of those kinds which ones they are.
     """
 
     slot: int
@@ -392,21 +393,20 @@ class _Cutter:
         for node in self._nodes:
             self._copied[node] = self._graph.node_copy(node, lambda n: self._copied[n])
         sends = [n for n in self._nodes if n in self._numbers]
-        outputs = _Outputs(self._program, lambda n: n in inside)
-        values = [*sends, *outputs.results.values(), *outputs.gradients.values(), *outputs.anchors.values()]
-        self._graph.output(tuple(self._copied[v] for v in values))
-        self._graph.lint()
+        outputs = [(Output(OutputKind.SEND, f"edge {n.name}"), n) for n in sends]
+        outputs += [(output, value) for output, value in self._program.returned() if value in inside]
+        self._graph.output(())
         program = replace(
             self._program,
             graph_module=fx.GraphModule(self._program.graph_module, self._graph),
             ports=self._ports,
-            results=[*(f"edge {n.name}" for n in sends), *(self._program.results[i] for i in outputs.results)],
-            gradients=[self._program.gradients[i] for i in outputs.gradients],
-            anchors=[self._program.anchors[i] for i in outputs.anchors],
+            outputs=[],
             constants={p.name: self._program.constants[p.name] for p in self._ports if p.role is Role.CONSTANT},
             loss_result=None,
             log=[],
         )
+        program.set_outputs((output, self._copied[value]) for output, value in outputs)
+        self._graph.lint()
         return StageProgram(
             slot=self._slot,
             part=self._partition.part_of(self._slot),
@@ -415,8 +415,8 @@ class _Cutter:
             inputs=[p.index for _, p in used_ports if p.role is Role.INPUT],
             receives=[self._numbers[n] for n in received],
             sends=[self._numbers[n] for n in sends],
-            results=list(outputs.results),
-            anchors=list(outputs.anchors),
+            results=self._mine(OutputKind.RESULT, inside),
+            anchors=self._mine(OutputKind.ANCHOR, inside),
             after=[],
         )
 
@@ -429,18 +429,7 @@ class _Cutter:
         self._ports.append(Port(role, name, index, tuple(value.shape), value.dtype))
         self._copied[node] = copy
 
-
-class _Outputs:
-    """The outputs of the whole program that one slot computes, by position in their group."""
-
-    def __init__(self, program: Program, is_here: Callable[[fx.Node], bool]) -> None:
-        values = program.output_values()
-        first, second = len(program.results), len(program.results) + len(program.gradients)
-
-        def mine(nodes: Iterable[fx.Node]) -> Iterator[tuple[int, fx.Node]]:
-            return ((i, n) for i, n in enumerate(nodes) if is_here(n))
-
-        self.results = dict(mine(values[:first]))
-        self.gradients = dict(mine(values[first:second]))
-        self.anchors = dict(mine(values[second:]))
+    def _mine(self, kind: OutputKind, inside: set[fx.Node]) -> list[int]:
+        """Which of the whole program's outputs of one kind are computed here."""
+        return [i for i, value in enumerate(self._program.values_of(kind)) if value in inside]
 
