@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,12 +28,12 @@ from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import Structure, TensorLeaf, check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.memory import Category, Location, map_memory
-from poptorch.compiler.passes.anchors import add_anchors, updated_parameter
-from poptorch.compiler.passes.constants import host_results
-from poptorch.compiler.passes.outputs import narrow_result
-from poptorch.compiler.passes.precision import GradientWatch, record_partials, watch_gradients
+from poptorch.compiler.observers import Dump, requested_dump, usual_observers
+from poptorch.compiler.passes.anchors import updated_parameter
+from poptorch.compiler.passes.context import Context, Settings
 from poptorch.compiler.passes.recompute import Recomputation
-from poptorch.compiler.pipeline import LOWERING, Pass, lower
+from poptorch.compiler.passes.slots import Division
+from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, HOST_PASSES, WHOLE_PASSES, Observer, lower
 from poptorch.compiler.plan import Ordering, Plan, make_plan, whole_plan
 from poptorch.compiler.sharding import is_divisible, needs_whole_tensors, shard_update
 from poptorch.compiler.update import UpdateProgram, build_update
@@ -49,6 +48,7 @@ from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, announcing, counting
+from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
 from poptorch.program.numerics import Numerics
@@ -57,8 +57,8 @@ from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role, is_write
 from poptorch.program.replica_groups import ReplicaGrouping
 
-STAGES = 6 + len(LOWERING)
-"""Of one compilation: capture, functional form, passes with those for anchors, code, update."""
+STAGES = 5 + len(DEVICE_PASSES)
+"""Of one compilation: capture, functional form, passes, the host's program, code, update."""
 
 _tracing = threading.RLock()
 """Torch's tracer patches modules of the whole process: one thread at a time. Re-entrant, because a compile hook may
@@ -157,20 +157,23 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
         program = to_program(recording, [spec.path for spec in layout.specs])
     program.numerics = Numerics.of(options._Popart.options)
     _check_overlap(program, options)
-    constants = _take_host_results(program, options)
     anchors = _anchors(options, program, loop)
-    watch = GradientWatch()
-    lower(program, _with_anchors(anchors, options, optimizer_spec, watch), progress)
+    context = Context(_settings(options, optimizer_spec, anchors, training))
+    dump = requested_dump(training)
+    observers = usual_observers(progress, dump)
+    lower(program, context, WHOLE_PASSES, observers)
     _check_buffers(program, options, loop)
     ipus = _check_placement(program, options, training, loop)
     if request.placed is not None:
         request.placed(ipus)
     _announce(program, options)
-    progress("code")
+    progress("program of the host")
     make_code = _factoring if training and loop.micro_batches_per_update > 1 else generate
-    host_program = _bundle(program, request, loop, ipus) if not anchors and not watch.elements else program
+    host_program = _bundle(program, request, loop, ipus) if not anchors and not context.watch.elements else program
     loop = dataclasses.replace(loop, bundle=host_program.bundle)
-    plan = _plan(program, host_program, options, ipus, make_code)
+    divided, host_context = _divide(program, host_program, context, options, ipus, observers, dump)
+    progress("code")
+    plan = _plan(program, divided, context, host_context, options, make_code)
     alone = plan is None and loop.replicas == 1 and not request.groups
     generated = make_code(host_program)
     if plan is None and not alone:
@@ -180,13 +183,13 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
         micro_batch=generated,
         host_program=host_program,
         loop=loop,
-        host_results=constants,
+        host_results=context.host_results,
         anchors=anchors,
         private_buffers=not options.broadcast_buffers and loop.replicas > 1,
         synthetic_data=int(options._Popart.options.get("syntheticDataMode", 0)),
         plan=plan,
         groups=dict(request.groups),
-        watch=watch,
+        watch=context.watch,
     )
     micro_batches = loop.device_iterations * loop.micro_batches_per_update
     executable.native_after = calls_at_first_level(level_for(program), program, micro_batches)
@@ -208,7 +211,7 @@ def compile_model(request: CompileRequest, progress: Callable[[str], None]) -> B
         recording.output_structure,
         ipus,
         written,
-        _positions(recording.num_results, constants),
+        _positions(recording.num_results, context.host_results),
         used,
     )
 
@@ -252,19 +255,6 @@ def _check_overlap(program: Program, options: Any) -> None:
     check_overlap(program.graph, inputs, program.values_of(OutputKind.RESULT), options)
 
 
-def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
-    """Remove constant results from the program; they are returned as they are, whatever the output mode."""
-    constants = host_results(program)
-    if constants and not options.Jit._tracing_requested:
-        warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
-    taken = {program.positions_of(OutputKind.RESULT)[i] for i in constants}
-    if program.loss_result is not None:
-        before = [i for i in range(program.loss_result) if i not in constants]
-        program.loss_result = None if program.loss_result in constants else len(before)
-    program.set_outputs(pair for at, pair in enumerate(program.returned()) if at not in taken)
-    return {i: narrow_result(v) for i, v in constants.items()}
-
-
 def _positions(count: int, constants: dict[int, torch.Tensor]) -> list[int]:
     positions, next_one = [], 0
     for index in range(count):
@@ -289,23 +279,23 @@ def _anchors(options: Any, program: Program, loop: Loop) -> list[Anchor]:
     return result
 
 
-def _with_anchors(anchors: list[Anchor], options: Any, optimizer_spec: Any, watch: GradientWatch) -> tuple[Pass, ...]:
-    """The standard pipeline with the anchors added before outputs get memory of their own."""
-    names = [a.long_name for a in anchors if a.parameter is None]
-    steps = [
-        Pass("record partials", lambda program: record_partials(program, options._Popart.options)),
-        Pass("anchor values", lambda program: add_anchors(program, names)),
-    ]
+def _settings(options: Any, optimizer_spec: Any, anchors: list[Anchor], training: bool) -> Settings:
+    """What the passes are asked for."""
+    backend_options, ordering = options._Popart.options, _ordering(options._execution_strategy)
+    products = backend_options.get("partialsTypeMatMuls")
+    convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
     automatic = optimizer_spec.automatic_loss_scaling if optimizer_spec is not None else None
-    if automatic is not None:  # behind the anchors, whose positions the engine counts from the front
-
-        def watch_for_overflow(program: Program) -> str:
-            found = watch_gradients(program, automatic.edge)
-            watch.elements = found.elements
-            return f"watching {found.elements} gradient elements"
-
-        steps.append(Pass("watch gradients", watch_for_overflow))
-    return (*LOWERING[:-1], *steps, LOWERING[-1])
+    pipelined = backend_options.get("enablePipelining", ordering is Ordering.PIPELINED)
+    default = Recomputation.PIPELINE if pipelined and training else Recomputation.OFF
+    return Settings(
+        expects_host_results=bool(options.Jit._tracing_requested),
+        product_partials=None if products is None else str(products),
+        convolution_partials=None if convolutions is None else str(convolutions),
+        anchors=tuple(a.long_name for a in anchors if a.parameter is None),
+        loss_scaling_edge=None if automatic is None else automatic.edge,
+        division=Division.SHARDS if ordering is Ordering.PIPELINED and not pipelined else ordering.division,
+        recomputation=Recomputation(int(backend_options.get("autoRecomputation", default))),
+    )
 
 
 def _check_loss_scaling(options: Any, training: bool) -> None:
@@ -415,23 +405,50 @@ def _bundle(program: Program, request: CompileRequest, loop: Loop, ipus: int) ->
         return bundle(program, loop, ipus if counting.uses_pipelining(strategy, ipus) else 1)
 
 
+def _divide(
+    program: Program,
+    host_program: Program,
+    context: Context,
+    options: Any,
+    ipus: int,
+    observers: Sequence[Observer],
+    dump: Dump | None,
+) -> tuple[Program, Context]:
+    """Prepare the program for being cut, and the host's if that is another one; returns the latter."""
+    settings, backend_options = context.settings, options._Popart.options
+    pipelined = resolve_derived(
+        backend_options, "enablePipelining", counting.uses_pipelining(options._execution_strategy, ipus)
+    )
+    backend.debug("enablePipelining set to value %d", pipelined)
+    # What the user asks for is done. What is only the habit of an IPU costs a host more than it saves.
+    unasked = settings.recomputation is Recomputation.PIPELINE and "autoRecomputation" not in backend_options
+    if unasked and pipelined:
+        settings = dataclasses.replace(settings, recomputation=Recomputation.CHEAP)
+        if host_program is program and program.training:
+            host_program, _ = copy_of(program)
+    lower(program, context, DIVIDING_PASSES, observers)
+    if host_program is program:
+        return program, context
+    host_context = Context(settings)
+    lower(host_program, host_context, HOST_PASSES, [] if dump is None else [dump.of_host()])
+    return host_program, host_context
+
+
 def _plan(
-    program: Program, host_program: Program, options: Any, ipus: int, make_code: Callable[[Program], Generated]
+    program: Program,
+    host_program: Program,
+    context: Context,
+    host_context: Context,
+    options: Any,
+    make_code: Callable[[Program], Generated],
 ) -> Plan | None:
     """The pieces of a model that the strategy divides; ``None`` when it is one piece."""
-    strategy, backend_options = options._execution_strategy, options._Popart.options
+    strategy = options._execution_strategy
     ordering = _ordering(strategy)
-    pipelined = resolve_derived(backend_options, "enablePipelining", counting.uses_pipelining(strategy, ipus))
-    backend.debug("enablePipelining set to value %d", pipelined)
-    if ordering is Ordering.PIPELINED and not pipelined:
+    if ordering is Ordering.PIPELINED and context.settings.division is Division.SHARDS:
         ordering = Ordering.SHARDED
-    default = Recomputation.PIPELINE if pipelined and program.training else Recomputation.OFF
-    mode = Recomputation(int(backend_options.get("autoRecomputation", default)))
-    # What the user asks for is done. What is only the habit of an IPU costs a host more than it saves.
-    unasked = mode is Recomputation.PIPELINE and "autoRecomputation" not in backend_options
-    on_host = Recomputation.CHEAP if unasked else None
     overlap = getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST
-    plan = make_plan(program, host_program, ordering, mode, make_code, on_host=on_host, overlap_loads=overlap)
+    plan = make_plan(program, context, host_program, host_context, ordering, make_code, overlap_loads=overlap)
     if plan is not None:
         program.log += plan.log
     return plan

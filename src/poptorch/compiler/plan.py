@@ -6,10 +6,12 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from poptorch.compiler.passes.recompute import Recomputation, recompute
-from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram, partition, split
+from poptorch.compiler.passes.context import Context
+from poptorch.compiler.passes.slots import Division, Part
+from poptorch.compiler.passes.stages import Cut, Edge, StageProgram, split
+from poptorch.compiler.passes.writes import Carried
 from poptorch.host.interpret.code import Generated
-from poptorch.program.graphs import acts_in_order, copy_of
+from poptorch.program.graphs import acts_in_order
 from poptorch.program.program import Program, Role
 
 
@@ -126,38 +128,27 @@ class Plan:
 
 def make_plan(
     program: Program,
+    context: Context,
     host_program: Program,
+    host_context: Context,
     ordering: Ordering,
-    recomputation: Recomputation,
     generate: Callable[[Program], Generated],
     *,
-    on_host: Recomputation | None = None,
     overlap_loads: bool = True,
 ) -> Plan | None:
-    """Cut the program into pieces and generate the code of each; ``None`` if it stays in one piece.
+    """Cut the lowered program into pieces and generate the code of each; ``None`` if it stays in one piece.
 
-    The program becomes what an IPU runs, with ``recomputation``. The code is that of ``host_program``, which is the
-    same program or that of several micro-batches, with the recomputation ``on_host``, if that is given.
+    ``program`` is what an IPU runs. The code is that of ``host_program``, which is the same program, or one with other
+    recomputation or for several micro-batches.
     """
-    division = partition(program, ordering.division)
-    own = host_program is not program
-    if not program.training:
-        on_host = None
-    if own:
-        host_division = partition(host_program, ordering.division)
-        assert host_division.parts == division.parts
-    elif on_host is not None:
-        host_program, copied = copy_of(program)
-        host_division = division.of_copy(copied)
-        own = True
-    log = [f"recompute {recompute(program, division, recomputation)}"] if program.training else []
-    if own and program.training:
-        mode = recomputation if on_host is None else on_host
-        log.append(f"recompute on the host {recompute(host_program, host_division, mode)}")
+    division = context.divided
     if len(division.parts) == 1:
         return None
-    device = split(program, division)
-    cut = split(host_program, host_division) if own else device
+    own = host_program is not program
+    assert host_context.divided.parts == division.parts
+    device = split(program, division, context.carried)
+    cut = split(host_program, host_context.divided, host_context.carried) if own else device
+    log = [f"recompute on the host {host_context.summaries['recompute']}"] if own and program.training else []
     return Plan(
         ordering=ordering,
         parts=division.parts,

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
+from poptorch.enums import OverlapMode
 from poptorch.program.naming import value_labels
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, info_of
@@ -33,6 +34,10 @@ class Role(enum.Enum):
     LOSS_SCALE = "loss scale"
 
 
+PORT_ORDER = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT)
+"""The ports of a program are grouped by role. Values received from other pieces are inputs after those of the model."""
+
+
 @dataclass(frozen=True)
 class Port:
     """One placeholder: its role, its name for people, and its index among the ports of the same role."""
@@ -42,6 +47,8 @@ class Port:
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    overlap: OverlapMode | None = None
+    """When the copy of an input to the device may happen, if the user said so."""
 
 
 @dataclass
@@ -179,32 +186,60 @@ def _listing(program: Program) -> Iterator[str]:
     kind = "training" if program.training else "inference"
     yield f"program ({kind}): {sum(1 for _ in program.operations())} operations"
     for node, port in program.placeholders():
-        yield f"  %{node.name:<24} {_type(port.dtype, port.shape):<22} = {port.role.value} {port.name!r}"
+        name = f"{port.role.value} {port.name!r}{_overlap(port)}"
+        yield f"  %{node.name:<24} {_type(port.dtype, port.shape):<22} = {name}"
     for node, label in value_labels(program.operations()).items():
         if node.target is not operator.getitem:
             yield _operation_line(node, label)
     loss = None if program.loss_result is None else program.outputs_of(OutputKind.RESULT)[program.loss_result]
     for output, value in program.returned():
         mark = "  (loss)" if output is loss else ""
-        yield f"  return {output} = {_operand(value)}{mark}"
+        yield f"  return {output} = {_operand(value)}{mark}{_overlap(output)}"
 
 
-def _operation_line(node: fx.Node, label: str) -> str:
-    info: OpInfo = info_of(node)
+def _overlap(port: Port | Output) -> str:
+    return "" if port.overlap is None else f"  (overlap: {port.overlap.name})"
+
+
+def describe(node: fx.Node) -> str:
+    """One node of a program in one line, whatever its state."""
+    if node.op == "output":
+        return f"return {_operand(node.args[0])}"
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        kind = _type(value.dtype, tuple(value.shape))
+    else:
+        kind = "(several)" if "val" in node.meta else "(unknown)"
+    return f"%{node.name:<24} {kind:<22} = {_call(node) if node.op == 'call_function' else node.op}"
+
+
+def _call(node: fx.Node) -> str:
     operands = ", ".join(
         [*(_operand(a) for a in node.args), *(f"{k}={_operand(v)}" for k, v in node.kwargs.items())]
     )
     name = getattr(node.target, "name", None)
-    operation = name() if callable(name) else str(node.target)
+    operation = name() if callable(name) else getattr(node.target, "__name__", str(node.target))
+    return f"{operation}({operands})  [{' '.join(_notes(info_of(node)))}]"
+
+
+def _notes(info: OpInfo) -> list[str]:
     notes = [f"ipu{info.placement.ipu}", f"stage{info.placement.stage}", info.sweep.value]
     if info.recomputed:
         notes.append("recomputed")
     if info.random is not None:
         notes.append(f"random#{info.random}")
-    where = f" {info.source}" if info.source is not None else ""
-    value = node.meta.get("val")
-    described = _type(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else "(several)"
-    return f"  %{node.name:<24} {described:<22} = {operation}({operands})  [{' '.join(notes)}] {label}{where}"
+    if info.partials is not None:
+        notes.append(f"partials={info.partials}")
+    if info.available_memory is not None:
+        notes.append(f"memory={info.available_memory:g}")
+    if info.cycles is not None:
+        notes.append(f"cycles={info.cycles:g}")
+    return notes
+
+
+def _operation_line(node: fx.Node, label: str) -> str:
+    source = info_of(node).source
+    return f"  {describe(node)} {label}{f' {source}' if source is not None else ''}"
 
 
 def _operand(value: object) -> str:
@@ -221,4 +256,4 @@ def _type(dtype: torch.dtype, shape: Iterable[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
 
 
-__all__ = ["Port", "Program", "Role", "Sweep", "is_write", "value_of"]
+__all__ = ["PORT_ORDER", "Port", "Program", "Role", "Sweep", "describe", "is_write", "value_of"]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.errors import createPoptorchError
 from poptorch.program.naming import value_labels
 from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, Role
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 UPDATED = "UpdatedVar___"
 
@@ -44,11 +49,13 @@ def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
     return next((p for p in parameters if bare in (p, f"model.{p}")), None)
 
 
-def add_anchors(program: Program, long_names: Iterable[str]) -> str:
-    """Make the named values outputs of the graph."""
+def anchor_values(program: Program, context: Context) -> str:
+    """Return the inner values that the user asked for by name."""
+    if not context.settings.anchors:
+        return UNCHANGED
     known = value_names(program)
     found = []
-    for name in long_names:
+    for name in context.settings.anchors:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f" Did you mean one of {close}?" if close else ""
@@ -58,4 +65,4 @@ def add_anchors(program: Program, long_names: Iterable[str]) -> str:
             )
         found.append((Output(OutputKind.ANCHOR, name), known[name]))
     program.set_outputs([*program.returned(), *found])
-    return f"{len(program.anchors)} anchors"
+    return summary(len(found), f"{len(found)} anchors")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import fx
 
 from poptorch._logging import warn_once
+from poptorch.compiler.passes.summary import summary
 from poptorch.errors import createPoptorchError
 from poptorch.program.graphs import insert_call, storage_root
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, is_write, value_of
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 aten = torch.ops.aten
 
@@ -31,7 +37,7 @@ def check_returnable(dtype: torch.dtype) -> None:
         raise createPoptorchError(f"Returning a {dtype} is not supported")
 
 
-def own_outputs(program: Program) -> str:
+def own_outputs(program: Program, context: Context) -> str:
     """Narrow the results' types and give every output memory of its own."""
     end = next((n for n in program.operations() if is_write(n)), program.output_node)
     seen: set[fx.Node] = set()
@@ -47,7 +53,7 @@ def own_outputs(program: Program) -> str:
         seen.add(storage_root(fresh))
         owned.append((output, fresh))
     program.set_outputs(owned)
-    return f"{copies} outputs copied"
+    return summary(copies, f"{copies} outputs copied")
 
 
 def _narrowed(program: Program, value: fx.Node, end: fx.Node) -> fx.Node:
