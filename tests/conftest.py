@@ -46,6 +46,12 @@ def _usual_logging() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _programs_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass must leave a sound program."""
+    monkeypatch.setenv("POPTORCH_VERIFY", "1")
+
+
+@pytest.fixture(autouse=True)
 def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of tests are so small that one thread would run all of their pieces."""
     from poptorch.host import width

@@ -183,6 +183,19 @@ SYSTEM = Text(
     "The virtual IPU system of this machine: pod64 (default), pod4, bow-pod16, ... or none.",
     _AT_QUERY,
 )
+VERIFY = Flag(
+    "POPTORCH_VERIFY",
+    False,
+    "Check the program after each compiler pass; an error shows the operations around a fault.",
+    _AT_COMPILE,
+)
+DUMP = PathName(
+    "POPTORCH_DUMP",
+    None,
+    "Write the program as it was captured, and after each compiler pass, to numbered files in a folder for each "
+    "compiled model.",
+    _AT_COMPILE,
+)
 CODEGEN = Choice(
     "POPTORCH_CODEGEN",
     "auto",
@@ -294,6 +307,8 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     SMALL_IPU_MODEL,
     IPU_MODEL_VERSION,
     SYSTEM,
+    VERIFY,
+    DUMP,
     CODEGEN,
     KEEP_MEMORY,
     BUNDLE,

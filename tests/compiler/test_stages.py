@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.compiler.passes.stages import Division, partition, split
+from poptorch.compiler.passes.slots import Division, partition
+from poptorch.compiler.passes.stages import split
 from poptorch.program.graphs import is_view
 from poptorch.program.opinfo import info_of
 
@@ -70,7 +71,7 @@ def test_slots_never_decrease_along_the_data():
 
 def test_the_pieces_hold_every_operation_once_and_edges_join_them():
     program = inference_program((0, 1, 2))
-    cut = split(program, partition(program, Division.STAGES))
+    cut = split(program, partition(program, Division.STAGES), carried=[])
     pieces = [n.name for stage in cut.stages for n in stage.program.operations()]
     assert sorted(pieces) == sorted(n.name for n in program.operations())
     assert [(e.producer, e.consumers, e.num_bytes) for e in cut.edges] == [(0, (1,), 32), (1, (2,), 32)]

@@ -37,7 +37,7 @@ def test_marks_are_accepted_and_leave_no_operation():
     targets = [str(n.target) for n in executor.program.operations()]
     assert not any("poptorch" in t for t in targets), targets
     [product] = [n for n in executor.program.operations() if "addmm" in str(n.target)]
-    assert info_of(product).attributes["__available_memory"] == {"proportion": "0.3"}
+    assert info_of(product).available_memory == 0.3
 
 
 @pytest.mark.parametrize(

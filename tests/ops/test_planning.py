@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch import OutputMode, OverlapMode
-from poptorch.ops import hints, planning
+from poptorch.ops import planning
 
 
 def _proportions(capture: Any, function: Any, *inputs: torch.Tensor) -> dict[str, float]:
@@ -65,14 +65,6 @@ def test_from_a_forward_hook(capture) -> None:
         return torch.func.functional_call(layer, {"weight": w, "bias": b}, (x,))
 
     assert _proportions(capture, forward, X, weight, bias) == {"addmm": 0.4}
-
-
-def test_stripping(capture) -> None:
-    graph = capture(lambda x: poptorch.set_available_memory(poptorch.recomputationCheckpoint(poptorch.nop(x)), 0.1), X)
-    assert planning.strip_hints(graph.graph) == 2
-    graph.recompile()
-    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [hints.NOP]
-    assert torch.equal(graph(X), X)
 
 
 # ---- overlap -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import nn
 import poptorch
 from poptorch.host.grouping.stacking import CannotBundle, bundled
 from poptorch.host.interpret.code import generate
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role
 from poptorch.runtime.values.random_source import BundledRandom, RandomSource
 
@@ -80,7 +81,7 @@ def check(program: Program, sample: Sample) -> bool:
         for inputs, seed in zip(members, SEEDS, strict=True)
     ]
     together = run(bundle, [torch.stack(pair) for pair in zip(*members, strict=True)], BundledRandom(SEEDS))
-    gradients = range(len(program.results), len(program.results) + len(program.gradients))
+    gradients = program.positions_of(OutputKind.GRADIENT)
     for position, (result, pair) in enumerate(zip(together, zip(*alone, strict=True), strict=True)):
         expected = torch.add(*pair) if position in gradients else torch.stack(pair)
         torch.testing.assert_close(

@@ -15,6 +15,7 @@ from poptorch.capture.tracer import Recording
 from poptorch.errors import createPoptorchError
 from poptorch.program.graphs import remove_dead_code
 from poptorch.program.opinfo import has_info, info_of, set_info
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Port, Program, Role
 
 
@@ -28,9 +29,10 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     program = Program(
         graph_module=functional,
         ports=ports,
-        results=[f"output {i}" for i in range(recording.num_results)],
-        gradients=[recording.state[i].name for i in recording.gradients],
-        anchors=[],
+        outputs=[
+            *(Output(OutputKind.RESULT, f"output {i}") for i in range(recording.num_results)),
+            *(Output(OutputKind.GRADIENT, recording.state[i].name) for i in recording.gradients),
+        ],
         constants={f"constant {i}": tensor for i, tensor in enumerate(constants)},
         training=bool(recording.context.training),
         loss_result=recording.loss_position,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +19,10 @@ from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.device_program import DeviceProgram, Interface
 from poptorch.compiler.memory import Category, map_memory
-from poptorch.compiler.passes.anchors import add_anchors
-from poptorch.compiler.passes.constants import host_results
-from poptorch.compiler.passes.outputs import narrow_result
-from poptorch.compiler.passes.precision import GradientWatch, record_partials, watch_gradients
-from poptorch.compiler.passes.recompute import recompute
-from poptorch.compiler.passes.stages import partition, split
-from poptorch.compiler.pipeline import LOWERING, Pass, lower
+from poptorch.compiler.observers import requested_dump, usual_observers
+from poptorch.compiler.passes.context import Context
+from poptorch.compiler.passes.stages import split
+from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, WHOLE_PASSES, Observer, lower
 from poptorch.compiler.plan import Plan, divided, undivided
 from poptorch.compiler.request import (
     CompileRequest,
@@ -48,13 +44,14 @@ from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
 from poptorch.program.opinfo import Sweep, info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role, is_write
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.program.tracing import tracing
 from poptorch.program.update import UpdateProgram
 
-STAGES = 5 + len(LOWERING)
-"""Of one lowering: capture, functional form, passes with those for anchors, division, update."""
+STAGES = 3 + len(DEVICE_PASSES)
+"""Of one lowering: capture, functional form, passes, update."""
 
 Progress = Callable[[str], None]
 
@@ -81,14 +78,13 @@ def lower_for_device(request: CompileRequest, progress: Progress = lambda stage:
     settings = settings_of(request, program, loop)
     program.numerics = settings.numerics
     _check_overlap(program, request.options)
-    constants = _take_host_results(program, request.options)
-    watch = GradientWatch()
-    lower(program, _with_anchors(settings, watch), progress)
+    context = Context(settings.passes)
+    observers = usual_observers(progress, requested_dump(request.training))
+    lower(program, context, WHOLE_PASSES, observers)
     check_buffers(program, request.options, loop)
     division = division_of(settings, program, loop)
     _announce(program, settings)
-    progress("division")
-    before, plan = _divide(program, settings, division)
+    before, plan = _divide(program, context, settings, division, observers)
     progress("update")
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
     memory = map_memory(program, plan, settings.locations, loop.replicas, () if update is None else update.state)
@@ -104,12 +100,12 @@ def lower_for_device(request: CompileRequest, progress: Progress = lambda stage:
         undivided=before,
         recomputation=division.recomputation,
         ipus_per_replica=division.ipus_per_replica,
-        watch=watch,
+        watch=context.watch,
         interface=Interface(
             layout=layout,
             output_structure=recording.output_structure,
-            result_positions=_positions(recording.num_results, constants),
-            host_results=constants,
+            result_positions=_positions(recording.num_results, context.host_results),
+            host_results=context.host_results,
             written_inputs=tuple(p.index for p in program.mutated() if p.role is Role.INPUT),
             optimizer=used,
         ),
@@ -176,21 +172,7 @@ def _only_the_error() -> Iterator[None]:
 
 def _check_overlap(program: Program, options: Any) -> None:
     inputs = {node: port.name for node, port in program.placeholders() if port.role is Role.INPUT}
-    check_overlap(program.graph, inputs, program.output_values()[: len(program.results)], options)
-
-
-def _take_host_results(program: Program, options: Any) -> dict[int, torch.Tensor]:
-    """Remove constant results from the program; they are returned as they are, whatever the output mode."""
-    constants = host_results(program)
-    if constants and not options.Jit._tracing_requested:
-        warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
-    kept = [v for i, v in enumerate(program.output_values()) if i not in constants]
-    program.results = [r for i, r in enumerate(program.results) if i not in constants]
-    if program.loss_result is not None:
-        before = [i for i in range(program.loss_result) if i not in constants]
-        program.loss_result = None if program.loss_result in constants else len(before)
-    program.output_node.args = (tuple(kept),)
-    return {i: narrow_result(v) for i, v in constants.items()}
+    check_overlap(program.graph, inputs, program.values_of(OutputKind.RESULT), options)
 
 
 def _positions(count: int, constants: Mapping[int, torch.Tensor]) -> tuple[int, ...]:
@@ -202,25 +184,6 @@ def _positions(count: int, constants: Mapping[int, torch.Tensor]) -> tuple[int, 
             positions.append(next_one)
             next_one += 1
     return tuple(positions)
-
-
-def _with_anchors(settings: Settings, watch: GradientWatch) -> tuple[Pass, ...]:
-    """The standard pipeline with the anchors added before outputs get memory of their own."""
-    names = [a.long_name for a in settings.anchors if a.parameter is None]
-    steps = [
-        Pass("record partials", lambda program: record_partials(program, settings.backend)),
-        Pass("anchor values", lambda program: add_anchors(program, names)),
-    ]
-    edge = settings.watch_edge
-    if edge is not None:  # behind the anchors, whose positions the engine counts from the front
-
-        def watch_for_overflow(program: Program) -> str:
-            found = watch_gradients(program, edge)
-            watch.outputs, watch.elements = found.outputs, found.elements
-            return f"watching {found.elements} gradient elements"
-
-        steps.append(Pass("watch gradients", watch_for_overflow))
-    return (*LOWERING[:-1], *steps, LOWERING[-1])
 
 
 def _announce(program: Program, settings: Settings) -> None:
@@ -237,18 +200,18 @@ def _announce(program: Program, settings: Settings) -> None:
         backend.debug("%s [%s, %s]", name, kind, announcing.placement_of(settings.strategy, info.placement))
 
 
-def _divide(program: Program, settings: Settings, division: Division) -> tuple[Program, Plan]:
-    """Give the program its recomputation, and cut it into stages; returns also the program as it was before."""
-    slots = partition(program, division.ordering.division)
-    whole = len(slots.parts) == 1
-    before = program
-    if not whole or program.training:
-        before, _ = copy_of(program)
-    if program.training:
-        program.log.append(f"recompute {recompute(program, slots, division.recomputation)}")
-    if whole:
+def _divide(
+    program: Program, context: Context, settings: Settings, division: Division, observers: Sequence[Observer]
+) -> tuple[Program, Plan]:
+    """Prepare the program for being cut into stages, and cut it; returns also the program as it was before."""
+    before, _ = copy_of(program)
+    context.settings = dataclasses.replace(
+        context.settings, division=division.ordering.division, recomputation=division.recomputation
+    )
+    lower(program, context, DIVIDING_PASSES, observers)
+    if len(context.divided.parts) == 1:
         return before, undivided(program)
-    cut = split(program, slots)
+    cut = split(program, context.divided, context.carried)
     program.log += str(cut).splitlines()
     return before, divided(division.ordering, cut, overlap_loads=settings.overlap_loads)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from poptorch.compiler.passes.stages import Carried, Cut, Division, Edge, Part, StageProgram
+from poptorch.compiler.passes.slots import Division, Part
+from poptorch.compiler.passes.stages import Cut, Edge, StageProgram
+from poptorch.compiler.passes.writes import Carried
 from poptorch.program.program import Program, Role
 from poptorch.schedule import Tick, one_f_one_b, parallel_phased, pipelined_inference, serial_phased, sharded
 

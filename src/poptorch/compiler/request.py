@@ -17,6 +17,7 @@ from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
 from poptorch.compiler.memory import Category, Location
 from poptorch.compiler.passes.anchors import updated_parameter
+from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
 from poptorch.enums import CommGroupType, Liveness, OutputMode
@@ -77,11 +78,8 @@ class Settings:
 
     synthetic_data: int
     anchors: tuple[Anchor, ...]
-    partials: Mapping[str, str | None]
-    """Type of partial sums of ``"products"`` and ``"convolutions"``, where the user chose one."""
-
-    watch_edge: float | None
-    """Automatic loss scaling: magnitude from which on a gradient element counts as large."""
+    passes: PassSettings
+    """What the passes over the whole model are asked for."""
 
     groups: Mapping[str, ReplicaGrouping]
     backend: Mapping[str, Any] = field(repr=False)
@@ -142,7 +140,9 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
     phased = ordering.is_phased
     chosen = backend_options.get("autoRecomputation")
     automatic = request.optimizer_spec.automatic_loss_scaling if request.optimizer_spec is not None else None
-    locations = options.TensorLocations
+    locations, anchors = options.TensorLocations, _anchors(options, program, loop)
+    products = backend_options.get("partialsTypeMatMuls")
+    convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
     return Settings(
         training=request.training,
         numerics=Numerics.of(backend_options),
@@ -157,12 +157,15 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         given_locations=tuple(c.value for c in Category if locations.exists(c.value)),
         private_buffers=not options.broadcast_buffers and loop.replicas > 1,
         synthetic_data=int(backend_options.get("syntheticDataMode", 0)),
-        anchors=_anchors(options, program, loop),
-        partials={
-            "products": backend_options.get("partialsTypeMatMuls"),
-            "convolutions": dict(backend_options.get("convolutionOptions", {})).get("partialsType"),
-        },
-        watch_edge=None if automatic is None else automatic.edge,
+        anchors=anchors,
+        passes=PassSettings(
+            expects_host_results=bool(options.Jit._tracing_requested),
+            product_partials=None if products is None else str(products),
+            convolution_partials=None if convolutions is None else str(convolutions),
+            anchors=tuple(a.long_name for a in anchors if a.parameter is None),
+            loss_scaling_edge=None if automatic is None else automatic.edge,
+            division=ordering.division,
+        ),
         groups=types.MappingProxyType(dict(request.groups)),
         backend=types.MappingProxyType(dict(backend_options)),
     )

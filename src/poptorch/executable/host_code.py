@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from poptorch.compiler.passes.stages import Carried, Edge, StageProgram
+from poptorch.compiler.passes.stages import Edge, StageProgram
+from poptorch.compiler.passes.writes import Carried
 from poptorch.program.graphs import acts_in_order
 from poptorch.program.loop import Loop
 from poptorch.program.program import Program, Role

@@ -176,9 +176,7 @@ class OptimizerLink:
 
 def loss_type(program: Program) -> torch.dtype:
     """The type of the final loss, if the model returns it; else float32."""
-    if program.loss_result is None:
-        return torch.float32
-    return value_of(program.output_values()[program.loss_result]).dtype
+    return torch.float32 if program.loss is None else value_of(program.loss).dtype
 
 
 def _variables(spec: OptimizerSpec) -> list[Any]:

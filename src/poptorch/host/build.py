@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.compiler.passes.recompute import Recomputation, recompute
-from poptorch.compiler.passes.stages import Cut, partition, split
+from poptorch.compiler.passes.context import Context, PassSettings
+from poptorch.compiler.passes.recompute import Recomputation
+from poptorch.compiler.passes.stages import Cut, split
+from poptorch.compiler.pipeline import HOST_PASSES, lower
 from poptorch.compiler.plan import whole_stage
 from poptorch.executable.host_code import Code, HostCode, HostStage
 from poptorch.host.factoring import generate_factored
@@ -75,27 +77,20 @@ def group_micro_batches(build: Build) -> str:
 def divide(build: Build) -> str:
     """Cut the program into the stages of the plan, with the recomputation that pays on a host."""
     device, plan = build.device, build.device.plan
-    chosen = device.settings.recomputation is not None
     mode = device.recomputation
-    if plan.whole:
-        if not build.is_grouped:
-            build.program = device.program
-            return "as on IPUs"
-        if not device.program.training:
-            return "nothing to compute again"
-        return recompute(build.program, partition(build.program, plan.ordering.division), mode)
-    if not chosen and mode is Recomputation.PIPELINE:
+    if device.settings.recomputation is None and mode is Recomputation.PIPELINE and not plan.whole:
         mode = Recomputation.CHEAP  # an IPU's habit costs a host more than it saves
     if not build.is_grouped:
-        if mode is device.recomputation or not device.program.training:
-            build.cut = None
+        if mode is device.recomputation or not device.settings.training:
+            build.program = device.program
             return "as on IPUs"
         build.program, _ = copy_of(device.undivided)
-    slots = partition(build.program, plan.ordering.division)
-    assert tuple(slots.parts) == plan.parts
-    summary = recompute(build.program, slots, mode) if build.program.training else "nothing to compute again"
-    build.cut = split(build.program, slots)
-    return summary
+    context = Context(PassSettings(division=plan.ordering.division, recomputation=mode))
+    lower(build.program, context, HOST_PASSES)
+    assert tuple(context.divided.parts) == plan.parts
+    if not plan.whole:
+        build.cut = split(build.program, context.divided, context.carried)
+    return f"recompute {context.summaries['recompute']}"
 
 
 def generate_stages(build: Build) -> str:
@@ -175,4 +170,4 @@ def updates_every_time(device: DeviceProgram, alone: bool) -> bool:
     update = device.update
     if update is None or not alone or device.loop.micro_batches_per_update > 1:
         return False
-    return not update.shards and not update.accumulators and not device.watch.outputs
+    return not update.shards and not update.accumulators and not device.watch.elements

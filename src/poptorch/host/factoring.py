@@ -16,6 +16,7 @@ from torch import fx
 
 from poptorch.executable.host_code import Code
 from poptorch.program.graphs import copy_of, remove_dead_code, storage_root
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, is_write, value_of
 from poptorch.runtime.values.factored import Gradient, Product
 
@@ -29,7 +30,7 @@ def generate_factored(program: Program, generate: Callable[[Program], Code]) -> 
     if not found:
         return generate(program)
     generated = generate(_with_factors(program, list(found.values())))
-    run, count = generated.run, len(program.output_values())
+    run, count = generated.run, len(program.outputs)
     places = [(at, f.transposed) for at, f in found.items()]
 
     def run_factored(*arguments: Any) -> Sequence[Gradient]:
@@ -58,9 +59,8 @@ def _products(program: Program) -> dict[int, _Factors]:
         return {}  # rounding and checks look at every value
     written = {n.args[0] for n in program.operations() if is_write(n)}
     values = program.output_values()
-    first = len(program.results)
     result = {}
-    for position in range(first, first + len(program.gradients)):
+    for position in program.positions_of(OutputKind.GRADIENT):
         node = values[position]
         if node.target is not aten.mm.default or len(node.users) != 1 or values.count(node) != 1:
             continue
@@ -82,12 +82,11 @@ def _untransposed(node: Any) -> tuple[fx.Node, bool]:
 def _with_factors(program: Program, products: Sequence[_Factors]) -> Program:
     """The program with left factors in place of gradients and right factors behind all other outputs."""
     factored, copied = copy_of(program)
-    outputs: list[Any] = factored.output_values()
+    outputs = factored.returned()
     for product in products:
-        outputs[product.position] = copied[product.left]
-    outputs += [copied[product.right] for product in products]
-    factored.output_node.args = (tuple(outputs),)
-    names = [program.gradients[p.position - len(program.results)] for p in products]
-    factored.anchors = [*program.anchors, *(f"factor of {name}" for name in names)]
+        gradient = program.outputs[product.position]
+        outputs[product.position] = gradient, copied[product.left]
+        outputs.append((Output(OutputKind.FACTOR, f"factor of {gradient.name}"), copied[product.right]))
+    factored.set_outputs(outputs)
     remove_dead_code(factored)
     return factored

@@ -118,7 +118,7 @@ def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str]) -> None:
 
 
 def _check_output_mark(node: fx.Node, results: Sequence[object]) -> None:
-    times = sum(_before_detaching(result) is node for result in results)
+    times = sum(before_detaching(result) is node for result in results)
     if times == 0:
         raise createPoptorchError(
             "poptorch.set_overlap_for_output applied on a node which is not a tensor output to the model. "
@@ -130,7 +130,7 @@ def _check_output_mark(node: fx.Node, results: Sequence[object]) -> None:
         )
 
 
-def _before_detaching(result: object) -> object:
+def before_detaching(result: object) -> object:
     """What the user returned: in training, results leave the graph of gradients behind him."""
     while isinstance(result, fx.Node) and result.target is torch.ops.aten.detach.default:
         result = result.args[0]
@@ -156,12 +156,3 @@ def _check_settings(node: fx.Node, options: object) -> None:
             f"Unsupported output mode for overlapped IO: {mode}. Use poptorch.OutputMode.All or "
             "poptorch.OutputMode.Sum."
         )
-
-
-def strip_hints(graph: fx.Graph) -> int:
-    """Replace every hint by its operand, once everybody has read them; returns how many there were."""
-    hints = [node for node in graph.nodes if node.target in HINTS]
-    for node in hints:
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
-    return len(hints)

@@ -37,9 +37,8 @@ def program_digest(program: Program, exact: bool = True) -> str:
         {
             "graph": list(_described(program.graph_module, exact)),
             "ports": ports,
-            "results": len(program.results),
+            "outputs": [o.kind.value for o in program.outputs],
             "gradients": program.gradients,
-            "anchors": len(program.anchors),
             "training": program.training,
             "numerics": repr(program.numerics),
         }

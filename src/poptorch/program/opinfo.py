@@ -55,6 +55,12 @@ class OpInfo:
     partials: str | None = None
     """Type of partial sums (``"half"`` or ``"float"``) that the user chose for a product, for the IPU Model."""
 
+    available_memory: float | None = None
+    """Share of tile memory that the operation may use temporarily, if the user set it."""
+
+    cycles: float | None = None
+    """What the author of a custom operator says that it costs."""
+
     def but(self, **changes: object) -> OpInfo:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

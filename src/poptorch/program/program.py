@@ -15,9 +15,11 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
+from poptorch.enums import OverlapMode
 from poptorch.program.naming import value_labels
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, info_of
+from poptorch.program.outputs import KINDS, Output, OutputKind, positions_of
 
 aten = torch.ops.aten
 
@@ -32,6 +34,10 @@ class Role(enum.Enum):
     LOSS_SCALE = "loss scale"
 
 
+PORT_ORDER = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT)
+"""The ports of a program are grouped by role. Values received from other pieces are inputs after those of the model."""
+
+
 @dataclass(frozen=True)
 class Port:
     """One placeholder: its role, its name for people, and its index among the ports of the same role."""
@@ -41,6 +47,8 @@ class Port:
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    overlap: OverlapMode | None = None
+    """When the copy of an input to the device may happen, if the user said so."""
 
 
 @dataclass
@@ -51,14 +59,8 @@ class Program:
     ports: list[Port]
     """In the order of the graph's placeholders."""
 
-    results: list[str]
-    """Names of the values returned to the user: the first outputs of the graph."""
-
-    gradients: list[str]
-    """Names of the parameters whose gradients follow the results among the graph's outputs."""
-
-    anchors: list[str]
-    """Names of inner values that the user asked for: the last outputs of the graph."""
+    outputs: list[Output]
+    """In the order of the graph's outputs, which is that of their kinds."""
 
     constants: dict[str, torch.Tensor]
     """Values of the constant ports."""
@@ -99,8 +101,50 @@ class Program:
         return next(n for n in reversed(self.graph.nodes) if n.op == "output")
 
     def output_values(self) -> list[fx.Node]:
-        """Results, then gradients, then anchors."""
+        """All outputs, in the order of ``outputs``."""
         return list(self.output_node.args[0])  # type: ignore[arg-type]
+
+    def set_outputs(self, pairs: Iterable[tuple[Output, fx.Node]]) -> None:
+        """Return these values instead, grouped by kind; within a kind their order stays."""
+        ordered = sorted(pairs, key=lambda pair: KINDS.index(pair[0].kind))
+        self.outputs = [output for output, _ in ordered]
+        self.output_node.args = (tuple(value for _, value in ordered),)
+
+    def returned(self) -> list[tuple[Output, fx.Node]]:
+        """Each output with its value."""
+        return list(zip(self.outputs, self.output_values(), strict=True))
+
+    def outputs_of(self, kind: OutputKind) -> list[Output]:
+        """The outputs of one kind, in order."""
+        return [output for output in self.outputs if output.kind is kind]
+
+    def values_of(self, kind: OutputKind) -> list[fx.Node]:
+        """The values of the outputs of one kind, in order."""
+        return [value for output, value in self.returned() if output.kind is kind]
+
+    def positions_of(self, kind: OutputKind) -> range:
+        """Where the outputs of one kind are among all. Code that runs the program returns values in this order."""
+        return positions_of(self.outputs, kind)
+
+    @property
+    def results(self) -> list[str]:
+        """Names of the values returned to the user."""
+        return [o.name for o in self.outputs_of(OutputKind.RESULT)]
+
+    @property
+    def gradients(self) -> list[str]:
+        """Names of the parameters whose gradients are outputs."""
+        return [o.name for o in self.outputs_of(OutputKind.GRADIENT)]
+
+    @property
+    def anchors(self) -> list[str]:
+        """Names of inner values that the user asked for."""
+        return [o.name for o in self.outputs_of(OutputKind.ANCHOR)]
+
+    @property
+    def loss(self) -> fx.Node | None:
+        """The final loss, if it is returned."""
+        return None if self.loss_result is None else self.values_of(OutputKind.RESULT)[self.loss_result]
 
     def mutated(self) -> list[Port]:
         """The ports that a ``copy_`` writes to."""
@@ -142,33 +186,60 @@ def _listing(program: Program) -> Iterator[str]:
     kind = "training" if program.training else "inference"
     yield f"program ({kind}): {sum(1 for _ in program.operations())} operations"
     for node, port in program.placeholders():
-        yield f"  %{node.name:<24} {_type(port.dtype, port.shape):<22} = {port.role.value} {port.name!r}"
+        name = f"{port.role.value} {port.name!r}{_overlap(port)}"
+        yield f"  %{node.name:<24} {_type(port.dtype, port.shape):<22} = {name}"
     for node, label in value_labels(program.operations()).items():
         if node.target is not operator.getitem:
             yield _operation_line(node, label)
-    values = program.output_values()
-    names = [*program.results, *(f"gradient of {g}" for g in program.gradients), *program.anchors]
-    for index, (name, value) in enumerate(zip(names, values, strict=True)):
-        mark = "  (loss)" if index == program.loss_result else ""
-        yield f"  return {name} = {_operand(value)}{mark}"
+    loss = None if program.loss_result is None else program.outputs_of(OutputKind.RESULT)[program.loss_result]
+    for output, value in program.returned():
+        mark = "  (loss)" if output is loss else ""
+        yield f"  return {output} = {_operand(value)}{mark}{_overlap(output)}"
 
 
-def _operation_line(node: fx.Node, label: str) -> str:
-    info: OpInfo = info_of(node)
+def _overlap(port: Port | Output) -> str:
+    return "" if port.overlap is None else f"  (overlap: {port.overlap.name})"
+
+
+def describe(node: fx.Node) -> str:
+    """One node of a program in one line, whatever its state."""
+    if node.op == "output":
+        return f"return {_operand(node.args[0])}"
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        kind = _type(value.dtype, tuple(value.shape))
+    else:
+        kind = "(several)" if "val" in node.meta else "(unknown)"
+    return f"%{node.name:<24} {kind:<22} = {_call(node) if node.op == 'call_function' else node.op}"
+
+
+def _call(node: fx.Node) -> str:
     operands = ", ".join(
         [*(_operand(a) for a in node.args), *(f"{k}={_operand(v)}" for k, v in node.kwargs.items())]
     )
     name = getattr(node.target, "name", None)
-    operation = name() if callable(name) else str(node.target)
+    operation = name() if callable(name) else getattr(node.target, "__name__", str(node.target))
+    return f"{operation}({operands})  [{' '.join(_notes(info_of(node)))}]"
+
+
+def _notes(info: OpInfo) -> list[str]:
     notes = [f"ipu{info.placement.ipu}", f"stage{info.placement.stage}", info.sweep.value]
     if info.recomputed:
         notes.append("recomputed")
     if info.random is not None:
         notes.append(f"random#{info.random}")
-    where = f" {info.source}" if info.source is not None else ""
-    value = node.meta.get("val")
-    described = _type(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else "(several)"
-    return f"  %{node.name:<24} {described:<22} = {operation}({operands})  [{' '.join(notes)}] {label}{where}"
+    if info.partials is not None:
+        notes.append(f"partials={info.partials}")
+    if info.available_memory is not None:
+        notes.append(f"memory={info.available_memory:g}")
+    if info.cycles is not None:
+        notes.append(f"cycles={info.cycles:g}")
+    return notes
+
+
+def _operation_line(node: fx.Node, label: str) -> str:
+    source = info_of(node).source
+    return f"  {describe(node)} {label}{f' {source}' if source is not None else ''}"
 
 
 def _operand(value: object) -> str:
@@ -185,4 +256,4 @@ def _type(dtype: torch.dtype, shape: Iterable[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
 
 
-__all__ = ["Port", "Program", "Role", "Sweep", "is_write", "value_of"]
+__all__ = ["PORT_ORDER", "Port", "Program", "Role", "Sweep", "describe", "is_write", "value_of"]

@@ -6,7 +6,6 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from poptorch import schedule
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.program.loop import Loop, Tick
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.program.update import State, flat_arguments
 from poptorch.runtime.accumulate import GradientAccumulator
@@ -50,7 +50,9 @@ class Engine:
         self._buffers: list[list[torch.Tensor]] = []
         self._run_micro_batch = executable.code.micro_batch.run
         self._num_device_results = len(program.results)
-        self._num_gradients = len(program.gradients)
+        self._gradients = program.positions_of(OutputKind.GRADIENT)
+        self._anchored = program.positions_of(OutputKind.ANCHOR)
+        self._counts = program.positions_of(OutputKind.COUNT)
         self._accumulator = GradientAccumulator(executable)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
         self._optimizer_state: list[State] = []
@@ -251,7 +253,7 @@ class Engine:
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
         anchors = [OutputStream(loop, a.mode, a.period) for a in self._anchors]
         stamps = SequentialStamps(loop, executable.device.settings.synthetic_data != 0)
-        first_anchor = self._num_device_results + self._num_gradients
+        gradients, inner, counts = self._gradients, self._anchored, self._counts
         scale = self._scale if self._scaled else ()
         step = self._whole_step()
         blocks = self._blocks(inputs)
@@ -271,17 +273,17 @@ class Engine:
             stamps.output_complete(members)
             if step is not None:
                 self._position += 1
-                self._anchor(tick, anchors, outputs[self._num_device_results :])
+                self._anchor(tick, anchors, outputs[inner.start - len(gradients) :])  # there are no gradients
                 continue
-            if self._num_gradients:
-                self._accumulator.add(outputs[self._num_device_results : first_anchor])
-            for count in outputs[len(outputs) - executable.device.watch.outputs :]:
+            if gradients:
+                self._accumulator.add(outputs[gradients.start : gradients.stop])
+            for count in outputs[counts.start : counts.stop]:
                 self._tally.put(tick, count)
             if tick.replica == loop.replicas - 1:
                 self._position += loop.bundle
                 if members[-1].step == loop.gradient_accumulation - 1 and executable.update is not None:
                     self._update(self._accumulator.take())
-            self._anchor(tick, anchors, outputs[first_anchor:])
+            self._anchor(tick, anchors, outputs[inner.start : inner.stop])
             del outputs  # gradients are not kept while the next micro-batch runs
         stamps.store(self.counters)
         self.anchored = {a.short_name: s.take() for a, s in zip(self._anchors, anchors, strict=True)}
@@ -300,8 +302,6 @@ class Engine:
         executable, loop = self.executable, self._loop
         results = [OutputStream(loop) for _ in range(self._num_device_results)]
         anchors = [OutputStream(loop, a.mode, a.period) for a in self._anchors]
-        inner: list[Any] = [s for s, a in zip(anchors, self._anchors, strict=True) if a.parameter is None]
-        inner += [self._tally] * executable.device.watch.outputs
         blocks = self._blocks(inputs)
         first = self._position
         updates = 0
@@ -324,7 +324,8 @@ class Engine:
                 random=random,
                 loss_scale=self._scale,
                 results=results,
-                anchors=inner,
+                anchors=[s for s, a in zip(anchors, self._anchors, strict=True) if a.parameter is None],
+                counts=self._tally,
                 stamps=stamps,
                 update=update if executable.update is not None else None,
             )

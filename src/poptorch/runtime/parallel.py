@@ -14,8 +14,10 @@ from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, HostStage
 from poptorch.host.interpret.stochastic import FIRST_STREAM
 from poptorch.program.loop import Tick
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
+from poptorch.runtime.loss_scale import Tally
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.streams import OutputStream
@@ -47,6 +49,9 @@ class Call:
     results: list[OutputStream]
     anchors: list[OutputStream]
     """For the anchored values that the program computes, in its order."""
+
+    counts: Tally
+    """For the counts of large gradients."""
 
     stamps: Stamps
     update: Callable[[Mapping[str, torch.Tensor]], None] | None
@@ -142,6 +147,8 @@ class BoundStage:
     buffers: list[list[torch.Tensor]]
     constants: list[torch.Tensor]
     uses_loss_scale: bool
+    positions: dict[OutputKind, range]
+    """Where the outputs of each kind are among those of the code."""
 
     @staticmethod
     def of(stage: HostStage, memory: Memory, replicas: int, constants: Mapping[str, torch.Tensor]) -> BoundStage:
@@ -157,6 +164,7 @@ class BoundStage:
             [[memory.buffers(r, name) for name in stage.buffers] for r in range(replicas)],
             [constants[p.name] for p in program.ports_of(Role.CONSTANT)],
             bool(program.ports_of(Role.LOSS_SCALE)),
+            {kind: program.positions_of(kind) for kind in OutputKind},
         )
 
 
@@ -191,7 +199,7 @@ class _Round:
             call.loss_scale if bound.uses_loss_scale else (),
             call.random(tick) if task.members > 1 else _StageRandom(call.random(tick), d.slot),
         )
-        return self._distribute(task, tick, bound.stage, outputs)
+        return self._distribute(task, tick, bound, outputs)
 
     def _inputs(self, task: Task, tick: Tick, stage: HostStage) -> Iterator[torch.Tensor]:
         d, stamps = stage.description, self._call.stamps
@@ -212,13 +220,15 @@ class _Round:
                     self._live -= self._edges[edge].num_bytes
         return iter(taken)
 
-    def _distribute(self, task: Task, tick: Tick, stage: HostStage, outputs: Sequence[torch.Tensor]) -> Rest | None:
-        d, call = stage.description, self._call
-        sent = len(d.sends)
-        results = sent + len(d.results)
-        gradients = results + len(d.gradients)
+    def _distribute(self, task: Task, tick: Tick, bound: BoundStage, outputs: Sequence[torch.Tensor]) -> Rest | None:
+        d, call = bound.stage.description, self._call
+
+        def values(kind: OutputKind) -> Sequence[torch.Tensor]:
+            at = bound.positions[kind]
+            return outputs[at.start : at.stop]
+
         with self._lock:
-            for edge, value in zip(d.sends, outputs[:sent], strict=True):
+            for edge, value in zip(d.sends, values(OutputKind.SEND), strict=True):
                 key = edge, task.job.micro, task.replica
                 self._values[key] = value
                 self._uses[key] = len(self._edges[edge].consumers)
@@ -227,16 +237,18 @@ class _Round:
         if d.results:
             members = self._runner.members(tick)
             call.stamps.output(members)
-            for index, value in zip(d.results, outputs[sent:results], strict=True):
+            for index, value in zip(d.results, values(OutputKind.RESULT), strict=True):
                 call.results[index].put_all(members, value)
             call.stamps.output_complete(members)
-        for index, value in zip(d.anchors, outputs[gradients:], strict=True):
+        for index, value in zip(d.anchors, values(OutputKind.ANCHOR), strict=True):
             call.anchors[index].put(tick, value)
+        for value in values(OutputKind.COUNT):
+            call.counts.put(tick, value)
         if not d.gradients:
             return None
         assert task.stage is not None
         add = self._runner.gradients.add
-        return partial(add, task.stage, task.job.micro, task.replica, outputs[results:gradients])
+        return partial(add, task.stage, task.job.micro, task.replica, values(OutputKind.GRADIENT))
 
 
 class _StageRandom(RandomSource):

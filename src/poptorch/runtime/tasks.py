@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from poptorch.compiler.passes.stages import Carried, StageProgram
+from poptorch.compiler.passes.stages import StageProgram
+from poptorch.compiler.passes.writes import Carried
 from poptorch.compiler.plan import Ordering, Plan
 from poptorch.executable.host_code import HostCode
 from poptorch.program.graphs import acts_in_order

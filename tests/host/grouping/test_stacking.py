@@ -9,6 +9,7 @@ from torch import nn
 import poptorch
 from poptorch.host.grouping.stacking import CannotBundle, bundled
 from poptorch.program.opinfo import STREAMS, info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role, value_of
 
 aten = torch.ops.aten
@@ -44,7 +45,7 @@ def test_rows_of_all_micro_batches_are_multiplied_at_once():
     assert [p.shape for p in result.ports_of(Role.PARAMETER)] == [p.shape for p in program.ports_of(Role.PARAMETER)]
     assert {value_of(n).shape[0] for n in nodes(result, aten.addmm.default)} == {6}
     assert not nodes(result, aten.bmm.default)
-    gradients = result.output_values()[1:]
+    gradients = result.values_of(OutputKind.GRADIENT)
     assert [tuple(value_of(g).shape) for g in gradients] == [(5, 6), (5,), (4, 5), (4,)]
     # Products of long factors, as the accumulator likes them; nothing is multiplied micro-batch by micro-batch.
     assert gradients[0].target is aten.mm.default
@@ -76,7 +77,7 @@ def test_a_weight_with_several_uses():
 
     program = training_program(forward, [nn.Linear(4, 4, bias=False)], torch.ones(2, 4))
     result = bundled(program, 2)
-    assert value_of(result.output_values()[1]).shape == (4, 4)
+    assert value_of(result.values_of(OutputKind.GRADIENT)[0]).shape == (4, 4)
 
 
 def test_each_micro_batch_draws_its_own_numbers():

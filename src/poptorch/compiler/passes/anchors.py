@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.errors import createPoptorchError
 from poptorch.program.naming import value_labels
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, Role
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 UPDATED = "UpdatedVar___"
 
@@ -26,13 +32,12 @@ def value_names(program: Program) -> dict[str, fx.Node]:
     for node, label in value_labels(program.operations()).items():
         if isinstance(node.meta.get("val"), torch.Tensor):
             names[label] = node
-    values = program.output_values()
-    first = len(program.results)
-    for offset, name in enumerate(program.gradients):
-        for spelling in (f"Gradient___{name}", f"Gradient___model.{name}"):
-            names[spelling] = values[first + offset]
-    if program.loss_result is not None:
-        names["loss"] = values[program.loss_result]
+    for output, value in program.returned():
+        if output.kind is OutputKind.GRADIENT:
+            for spelling in (f"Gradient___{output.name}", f"Gradient___model.{output.name}"):
+                names[spelling] = value
+    if program.loss is not None:
+        names["loss"] = program.loss
     return names
 
 
@@ -44,11 +49,13 @@ def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
     return next((p for p in parameters if bare in (p, f"model.{p}")), None)
 
 
-def add_anchors(program: Program, long_names: Iterable[str]) -> str:
-    """Make the named values outputs of the graph, behind results and gradients."""
+def anchor_values(program: Program, context: Context) -> str:
+    """Return the inner values that the user asked for by name."""
+    if not context.settings.anchors:
+        return UNCHANGED
     known = value_names(program)
-    values = program.output_values()
-    for name in long_names:
+    found = []
+    for name in context.settings.anchors:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f" Did you mean one of {close}?" if close else ""
@@ -56,7 +63,6 @@ def add_anchors(program: Program, long_names: Iterable[str]) -> str:
                 f"Cannot anchor {name!r}: the compiled model has no tensor of this name.{hint} "
                 "getTensorNames() of a compiled model lists all names."
             )
-        values.append(known[name])
-        program.anchors.append(name)
-    program.output_node.args = (tuple(values),)
-    return f"{len(program.anchors)} anchors"
+        found.append((Output(OutputKind.ANCHOR, name), known[name]))
+    program.set_outputs([*program.returned(), *found])
+    return summary(len(found), f"{len(found)} anchors")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.outputs import narrow_result
+from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.program.graphs import descendants, remove_dead_code
 from poptorch.program.opinfo import info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role, is_write
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 _LARGEST = 65536
 """Elements of a folded value: a larger one would occupy memory for the life of the program to save little."""
 
 
-def drop_writes_to_constants(program: Program) -> str:
+def drop_writes_to_constants(program: Program, context: Context) -> str:
     """A plain tensor attribute is no state: changes to it in ``forward`` do not outlive the micro-batch."""
     constants = {node for node, port in program.placeholders() if port.role is Role.CONSTANT}
     writes = [n for n in program.operations() if is_write(n) and n.args[0] in constants]
@@ -24,21 +31,37 @@ def drop_writes_to_constants(program: Program) -> str:
         assert isinstance(source, fx.Node)
         node.replace_all_uses_with(source)
         program.graph.erase_node(node)
-    return f"dropped {len(writes)} writes"
+    return summary(len(writes), f"dropped {len(writes)} writes")
 
 
-def host_results(program: Program) -> dict[int, torch.Tensor]:
+def take_host_results(program: Program, context: Context) -> str:
+    """Remove constant results from the program; they are returned as they are, whatever the output mode."""
+    constants = _constant_results(program)
+    if not constants:
+        return UNCHANGED
+    if not context.settings.expects_host_results:
+        warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
+    taken = {program.positions_of(OutputKind.RESULT)[i] for i in constants}
+    if program.loss_result is not None:
+        before = [i for i in range(program.loss_result) if i not in constants]
+        program.loss_result = None if program.loss_result in constants else len(before)
+    program.set_outputs(pair for at, pair in enumerate(program.returned()) if at not in taken)
+    context.host_results = {i: narrow_result(value) for i, value in constants.items()}
+    return f"{len(constants)} results are constant"
+
+
+def _constant_results(program: Program) -> dict[int, torch.Tensor]:
     """Results that no device operation contributes to, by position, with their values."""
     varying = _varying(program)
     constant = {
         i: value
-        for i, value in enumerate(program.output_values()[: len(program.results)])
+        for i, value in enumerate(program.values_of(OutputKind.RESULT))
         if not isinstance(value, fx.Node) or value not in varying
     }
     return {i: _evaluate(program, v) if isinstance(v, fx.Node) else v for i, v in constant.items()}
 
 
-def fold_constants(program: Program) -> str:
+def fold_constants(program: Program, context: Context) -> str:
     """Turn operations on constants into constants, where the result is small."""
     varying = _varying(program)
     frontier = [
@@ -51,9 +74,8 @@ def fold_constants(program: Program) -> str:
     ]
     for node in frontier:
         _become_constant(program, node, _evaluate(program, node))
-    remove_dead_code(program)
-    _drop_unused_constants(program)
-    return f"folded {len(frontier)} values"
+    removed = remove_dead_code(program) + _drop_unused_constants(program)
+    return summary(len(frontier) + removed, f"folded {len(frontier)} values")
 
 
 def _varying(program: Program) -> set[fx.Node]:
@@ -100,9 +122,10 @@ def _become_constant(program: Program, node: fx.Node, value: torch.Tensor) -> No
     node.replace_all_uses_with(placeholder)
 
 
-def _drop_unused_constants(program: Program) -> None:
-    for node, port in program.placeholders():
-        if port.role is Role.CONSTANT and not node.users:
-            program.graph.erase_node(node)
-            program.ports.remove(port)
-            program.constants.pop(port.name)
+def _drop_unused_constants(program: Program) -> int:
+    unused = [(n, port) for n, port in program.placeholders() if port.role is Role.CONSTANT and not n.users]
+    for node, port in unused:
+        program.graph.erase_node(node)
+        program.ports.remove(port)
+        program.constants.pop(port.name)
+    return len(unused)

@@ -8,19 +8,23 @@ side. This is how ``torch.nn.MultiheadAttention`` gets its queries, keys and val
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.summary import summary
 from poptorch.program.graphs import insert_call, remove_dead_code
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program
 
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
+
 aten = torch.ops.aten
 
 
-def join_parts(program: Program) -> str:
+def join_parts(program: Program, context: Context) -> str:
     """Replace sums of parts that cover a value by ``stack`` or ``cat``."""
     joined = 0
     for node in reversed(list(program.operations())):  # the last addition of a sum first
@@ -35,8 +39,8 @@ def join_parts(program: Program) -> str:
         node.replace_all_uses_with(whole)
         program.graph.erase_node(node)
         joined += 1
-    remove_dead_code(program)
-    return f"joined {joined} sums of parts"
+    removed = remove_dead_code(program)
+    return summary(joined + removed, f"joined {joined} sums of parts")
 
 
 _MAKERS = (aten.select_backward.default, aten.slice_backward.default)

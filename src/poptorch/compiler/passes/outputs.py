@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import fx
 
 from poptorch._logging import warn_once
+from poptorch.compiler.passes.summary import summary
 from poptorch.errors import createPoptorchError
 from poptorch.program.graphs import insert_call, storage_root
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, is_write, value_of
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 aten = torch.ops.aten
 
@@ -30,25 +37,23 @@ def check_returnable(dtype: torch.dtype) -> None:
         raise createPoptorchError(f"Returning a {dtype} is not supported")
 
 
-def own_outputs(program: Program) -> str:
+def own_outputs(program: Program, context: Context) -> str:
     """Narrow the results' types and give every output memory of its own."""
-    output = program.output_node
-    values = program.output_values()
-    end = next((n for n in program.operations() if is_write(n)), output)
-    gradients = range(len(program.results), len(program.results) + len(program.gradients))
+    end = next((n for n in program.operations() if is_write(n)), program.output_node)
     seen: set[fx.Node] = set()
+    owned = []
     copies = 0
-    for index, value in enumerate(values):
-        if index in gradients:
+    for output, value in program.returned():
+        if output.kind is OutputKind.GRADIENT:
             # The update reads gradients while it writes weights, and may scale them in place.
             fresh = value if _is_owned(value, seen) else _copy(program, value, end)
         else:
             fresh = _fresh_result(program, _narrowed(program, value, end), end, seen)
         copies += fresh is not value
         seen.add(storage_root(fresh))
-        values[index] = fresh
-    output.args = (tuple(values),)
-    return f"{copies} outputs copied"
+        owned.append((output, fresh))
+    program.set_outputs(owned)
+    return summary(copies, f"{copies} outputs copied")
 
 
 def _narrowed(program: Program, value: fx.Node, end: fx.Node) -> fx.Node:

@@ -3,56 +3,56 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from poptorch.ambient import Placement
+from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.errors import backend_error
 from poptorch.host.interpret.half import PRODUCTS, base_name
 from poptorch.program.graphs import descendants, insert_call, is_view
 from poptorch.program.opinfo import Sweep, info_of, set_info
+from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, Role, value_of
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 aten: Any = torch.ops.aten
 
-LARGE_GRADIENTS = "large gradients"
-"""Anchors with this prefix are the engine's own: how many elements of a stage's gradients are large."""
 
-
-def record_partials(program: Program, backend_options: Mapping[str, Any]) -> str:
+def record_partials(program: Program, context: Context) -> str:
     """Note the type of partial sums on every matrix product and convolution, for the IPU Model.
 
     The host always sums in float32.
     """
-    products = backend_options.get("partialsTypeMatMuls")
-    convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
+    settings = context.settings
     count = 0
     for node in program.operations():
         name = base_name(node)
-        chosen = convolutions if "convolution" in name else products
+        chosen = settings.convolution_partials if "convolution" in name else settings.product_partials
         if name in PRODUCTS and chosen is not None:
-            set_info(node, info_of(node).but(partials=str(chosen)))
+            set_info(node, info_of(node).but(partials=chosen))
             count += 1
-    return f"{count} operations with chosen partials"
+    return summary(count, f"{count} operations with chosen partials")
 
 
-@dataclass
+@dataclass(frozen=True)
 class GradientWatch:
-    """What the program was extended by."""
-
-    outputs: int = 0
-    """How many counts the program returns, behind all anchors."""
+    """What automatic loss scaling looks at."""
 
     elements: int = 0
-    """How many gradient elements one micro-batch looks at."""
+    """How many gradient elements there are in one micro-batch; none, if it is off."""
 
 
-def watch_gradients(program: Program, edge: float) -> GradientWatch:
-    """Count, stage by stage, the elements of float16 gradients with a magnitude of ``edge`` or more (or NaN)."""
+def watch_gradients(program: Program, context: Context) -> str:
+    """Count, stage by stage, the elements of float16 gradients that automatic loss scaling takes for large (or NaN)."""
+    edge = context.settings.loss_scaling_edge
+    if edge is None:
+        return UNCHANGED
     tracked = _tracked(program)
     if not tracked:
         raise backend_error(
@@ -66,10 +66,10 @@ def watch_gradients(program: Program, edge: float) -> GradientWatch:
         if placement in totals:
             count = insert_call(program, count.next, aten.add.Tensor, (totals[placement], count), node)
         totals[placement] = count
-    values = program.output_values() + list(totals.values())
-    program.anchors += [f"{LARGE_GRADIENTS} {i}" for i in range(len(totals))]
-    program.output_node.args = (tuple(values),)
-    return GradientWatch(len(totals), sum(value_of(n).numel() for n in tracked))
+    counts = [(Output(OutputKind.COUNT, f"large gradients {i}"), total) for i, total in enumerate(totals.values())]
+    program.set_outputs([*program.returned(), *counts])
+    context.watch = GradientWatch(sum(value_of(n).numel() for n in tracked))
+    return f"watching {context.watch.elements} gradient elements"
 
 
 def _tracked(program: Program) -> list[fx.Node]:

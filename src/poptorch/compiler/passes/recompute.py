@@ -10,16 +10,21 @@ import enum
 import math
 import operator
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.stages import Partition
+from poptorch.compiler.passes.slots import Partition
+from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.ops.effects import is_ordered
 from poptorch.ops.hints import CHECKPOINT
 from poptorch.program.graphs import is_view, remove_dead_code, storage_root
 from poptorch.program.opinfo import Sweep, info_of, set_info
 from poptorch.program.program import Program, is_write
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 Keep = Callable[[fx.Node, int], bool]
 """Whether a forward value, needed in the given backward slot, is kept from the forward pass."""
@@ -46,8 +51,13 @@ class Recomputation(enum.IntEnum):
     few micro-batches are under way at once, in place of ``PIPELINE``."""
 
 
-def recompute(program: Program, partition: Partition, mode: Recomputation) -> str:
-    """Replace forward values in the backward slots by values computed again; says what it did."""
+def recompute(program: Program, context: Context) -> str:
+    """Replace forward values in the backward slots by values computed again."""
+    if not program.training:
+        return UNCHANGED
+    partition, mode = context.divided, context.settings.recomputation
+    if len(partition.parts) == 1 and mode is Recomputation.PIPELINE:
+        mode = Recomputation.OFF  # the only stage is the last one
     if program.numerics.stochastic_rounding and mode is not Recomputation.OFF:
         mode = Recomputation.OFF  # a second rounding would go another way
     keep = _policy(program, partition, mode)
@@ -57,7 +67,8 @@ def recompute(program: Program, partition: Partition, mode: Recomputation) -> st
     dropped = remove_dead_code(program)
     living = set(program.graph.nodes)
     partition.slots = {n: s for n, s in partition.slots.items() if n in living}
-    return f"{mode.name.lower()}: {copies.count} operations run again, {dropped} became unused"
+    did = f"{mode.name.lower()}: {copies.count} operations run again, {dropped} became unused"
+    return summary(copies.count + dropped, did)
 
 
 class _Copies:

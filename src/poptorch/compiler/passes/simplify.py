@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.summary import summary
 from poptorch.program.graphs import remove_dead_code
 from poptorch.program.program import Program
+
+if TYPE_CHECKING:
+    from poptorch.compiler.passes.context import Context
 
 aten = torch.ops.aten
 
 
-def simplify(program: Program) -> str:
+def simplify(program: Program, context: Context) -> str:
     """Replace each superfluous operation by its operand, until nothing changes."""
     removed = 0
     changed = True
@@ -28,7 +33,7 @@ def simplify(program: Program) -> str:
                 removed += 1
                 changed = True
         removed += remove_dead_code(program)
-    return f"removed {removed} operations"
+    return summary(removed, f"removed {removed} operations")
 
 
 def _operand(node: fx.Node) -> fx.Node | None:

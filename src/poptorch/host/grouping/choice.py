@@ -40,7 +40,7 @@ _LEAST_BYTES = 4 << 20
 def group(device: DeviceProgram) -> Program:
     """The program for several micro-batches at once, or for one where that is impossible or brings nothing."""
     program, loop, settings = device.undivided, device.loop, device.settings
-    if settings.anchors or device.watch.outputs or settings.groups or settings.ordering.is_phased:
+    if settings.anchors or device.watch.elements or settings.groups or settings.ordering.is_phased:
         return program
     if device.update is not None and not _only_sums(device.update):
         return program

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from poptorch.host.grouping.rules import PARTIAL_SUMS, TOTAL_RULES, Call, Operand, rule_for
 from poptorch.program.graphs import acts_in_order, descendants, remove_dead_code
 from poptorch.program.opinfo import STREAMS, OpInfo, has_info, info_of, set_info
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
 
 aten = torch.ops.aten
@@ -73,8 +74,7 @@ class _Bundler(fx.Interpreter):
         super().__init__(program.graph_module, garbage_collect_values=False)  # rules look further back
         self._program = program
         self._count = count
-        first = len(program.results)
-        self._gradients = range(first, first + len(program.gradients))
+        self._gradients = program.positions_of(OutputKind.GRADIENT)
         inputs = [node for node, port in program.placeholders() if port.role is Role.INPUT]
         random = [node for node in program.operations() if info_of(node).random is not None]
         self._dependent = descendants([*inputs, *random])
@@ -84,8 +84,7 @@ class _Bundler(fx.Interpreter):
 
     def _wanted_as_totals(self) -> set[fx.Node]:
         """Gradients, and what leads to nothing but gradients by linear operations."""
-        values = self._program.output_values()
-        others = {value for at, value in enumerate(values) if at not in self._gradients}
+        others = {value for output, value in self._program.returned() if output.kind is not OutputKind.GRADIENT}
         wanted: set[fx.Node] = set()
 
         def leads(user: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch import fx
 
 from poptorch.host.interpret.half import is_half
 from poptorch.program.graphs import memory_root
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
 
 BUCKET_BYTES = 1 << 19
@@ -156,9 +157,8 @@ class _Weaver:
         operands = self._update.find_nodes(op="placeholder")
         state = [self._input(node, f"state_{i}") for i, node in enumerate(operands[2 * len(self._names) :])]
         at = {port.name: node for node, port in self._program.placeholders() if port.role is Role.PARAMETER}
-        results = len(self._program.results)
-        values = self._program.output_values()
-        gradients = dict(zip(self._program.gradients, values[results:], strict=False))
+        outputs = self._program.returned()
+        gradients = {output.name: value for output, value in outputs if output.kind is OutputKind.GRADIENT}
         buckets = dict(self._buckets(at, gradients, bucket_bytes))
         for node in self._program.graph.nodes:
             if node.op not in ("placeholder", "output"):
@@ -169,7 +169,7 @@ class _Weaver:
                 self._copies[operands[len(self._names) + index]] = self._copies[gradients[name]]
             if node in buckets:
                 self._apply(set(buckets[node]))
-        kept = [*values[:results], *values[results + len(self._program.gradients) :]]
+        kept = [value for output, value in outputs if output.kind is not OutputKind.GRADIENT]
         output = self._graph.output(tuple(self._copies[value] for value in kept))
         output.meta["val"] = tuple(value.meta.get("val") for value in kept)
         module = fx.GraphModule(self._program.graph_module, self._graph)

@@ -32,10 +32,8 @@ from poptorch.host.native.optimizers import replay_update
 from poptorch.host.native.outlining import compile_outlined, find_repeat
 from poptorch.host.native.random_keys import fake_key, with_keys
 from poptorch.program.opinfo import info_of
-from poptorch.program.program import Program, Role
+from poptorch.program.program import PORT_ORDER, Program, Role
 from poptorch.program.update import UpdateProgram
-
-_ORDER = [Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT]
 
 FlatRun = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -115,7 +113,7 @@ def generate_native_update(update: UpdateProgram, target: Target) -> Code:
 
 def _prepared(program: Program) -> fx.GraphModule:
     roles = [port.role for port in program.ports]
-    assert roles == sorted(roles, key=_ORDER.index), "ports are not grouped by role"
+    assert roles == sorted(roles, key=PORT_ORDER.index), "ports are not grouped by role"
     return with_keys(program.graph_module)
 
 

@@ -16,6 +16,7 @@ from torch import fx
 from poptorch.host.native.inductor import AnyLayout, contiguous, decompose, plain, simplify
 from poptorch.program.graphs import has_side_effect, is_view
 from poptorch.program.opinfo import Sweep, info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role, is_write
 
 aten = torch.ops.aten
@@ -95,7 +96,7 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     writes = [_Write.of(n, graph_module) for n in graph_module.graph.nodes if n.op == "call_function" and is_write(n)]
-    results = len(program.results)
+    results = program.positions_of(OutputKind.GRADIENT).start  # what the forward pass returns
     function = _without_writes(graph_module, writes, seed, results)
     seed_fake = torch.empty(seed.shape, dtype=seed.dtype)
     joint = simplify(decompose(function, [*fakes, seed_fake]))

@@ -1,0 +1,99 @@
+"""Who looks on while a program is lowered: the progress bar, the log, and the dump of the program after each pass."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poptorch import environment
+from poptorch._logging import backend
+from poptorch.compiler.passes.summary import UNCHANGED
+from poptorch.program.program import Program
+
+if TYPE_CHECKING:
+    from poptorch.compiler.pipeline import Observer, Pass
+
+
+class ProgressNotes:
+    """Tells a progress bar the name of each pass."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+
+    def before(self, step: Pass, program: Program) -> None:
+        """Show the name."""
+        self._progress(step.name)
+
+    def after(self, step: Pass, program: Program, summary: str, seconds: float) -> None:
+        """The next name says enough."""
+
+
+class DebugLog:
+    """Writes a line of the debug log for each pass."""
+
+    def before(self, step: Pass, program: Program) -> None:
+        """There is nothing to say yet."""
+
+    def after(self, step: Pass, program: Program, summary: str, seconds: float) -> None:
+        """What the pass did, and how long it took."""
+        backend.debug("Pass %s: %s (%.1f ms)", step.name, summary, seconds * 1e3)
+
+
+class Dump:
+    """Writes the program before the first pass and after each pass to numbered files of a folder.
+
+    Where the program is still the same, the file says so in one word.
+    """
+
+    def __init__(self, folder: Path, start: str = "captured") -> None:
+        self._folder = folder
+        self._start = start
+        self._latest: str | None = None
+        self._written = 0
+
+    def before(self, step: Pass, program: Program) -> None:
+        """The first pass finds what was captured."""
+        if self._latest is None:
+            self._write(self._start, program)
+
+    def after(self, step: Pass, program: Program, summary: str, seconds: float) -> None:
+        """The program as the pass left it."""
+        self._write(step.name.replace(" ", "-"), program)
+
+    def _write(self, name: str, program: Program) -> None:
+        listing = str(program)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        text = UNCHANGED if listing == self._latest else listing
+        (self._folder / f"{self._written:02}-{name}.txt").write_text(text + "\n", encoding="utf-8")
+        self._latest = listing
+        self._written += 1
+
+    def of_host(self) -> Dump:
+        """The same for the host's own copy of the program."""
+        return Dump(self._folder / "host", start="whole")
+
+
+def requested_dump(training: bool) -> Dump | None:
+    """Where POPTORCH_DUMP wants to see the next model: in a folder of its own."""
+    root = environment.DUMP.read()
+    if root is None:
+        return None
+    kind = "training" if training else "inference"
+    for number in itertools.count(1):
+        folder = Path(root) / f"{kind}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return Dump(folder)
+    raise AssertionError("there is always a next number")
+
+
+def usual_observers(progress: Callable[[str], None], dump: Dump | None) -> list[Observer]:
+    """Progress bar, log, and the dump if there is one."""
+    return [ProgressNotes(progress), DebugLog(), *([] if dump is None else [dump])]
+
+
+__all__ = ["DebugLog", "Dump", "ProgressNotes", "requested_dump", "usual_observers"]
