@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from poptorch._logging import backend
-from poptorch.compiler.lowering import Build, restrict
+from poptorch.compiler.lowering import restrict
 from poptorch.optim import bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
@@ -58,7 +58,6 @@ class OptimizerLink:
             state[STATE_NAME] = self._engine.scaler.factor
         return state
 
-
     # -- life cycle ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -66,10 +65,12 @@ class OptimizerLink:
         self.spec = describe(self.optimizer, self._options)
         check_ranges(self.spec)
 
-    def compiled(self, build: Build, engine: Engine, names: dict[int, str], offline: bool) -> None:
-        """Put fresh state on the device."""
+    def compiled(
+        self, spec: OptimizerSpec | None, program: Program, engine: Engine, names: dict[int, str], offline: bool
+    ) -> None:
+        """Put fresh state on the device for the compiled part of the optimizer, ``None`` if nothing is trained."""
         self._engine = engine
-        self._compiled = build.optimizer
+        self._compiled = spec
         if self._compiled is None:
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
@@ -80,7 +81,7 @@ class OptimizerLink:
                 for group in self._compiled.groups
             ]
         if self._compiled.automatic_loss_scaling is not None:
-            dtype = loss_type(build.executable.program)
+            dtype = loss_type(program)
             engine.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
         self.send_hyper_parameters()
         if not offline:
@@ -93,7 +94,7 @@ class OptimizerLink:
         """Let the optimizer object ask for its state here."""
         bridge.connect(self.optimizer, self)
 
-    def attached(self, copy_weights: Callable[[], None]) -> None:
+    def attached(self, copy_weights: Callable[[], object]) -> None:
         """The device is (again) attached: state that the host has goes there."""
         bridge.expect_upload(self.optimizer)
         self.send_hyper_parameters()
@@ -112,7 +113,7 @@ class OptimizerLink:
         scale = float(self._compiled.loss_scaling.value)
         self._engine.loss_scale = torch.tensor(scale, dtype=torch.float32)
 
-    def upload(self, copy_weights: Callable[[], None]) -> None:
+    def upload(self, copy_weights: Callable[[], object]) -> None:
         """Write pending optimizer state to the device; trained weights are saved to the host first."""
         if self._engine is None or self._compiled is None:
             return
@@ -143,7 +144,7 @@ class OptimizerLink:
         if self._compiled is not None:
             bridge.after_run(self.optimizer)
 
-    def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], None]) -> None:
+    def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""
         self._check_attributes(optimizer)
         new = describe(optimizer, self._options)

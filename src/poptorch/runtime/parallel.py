@@ -66,9 +66,9 @@ class ParallelRunner:
         )
         self.ideal = ideal_schedule(plan, self._micro, training=self._training)
         self._width = width(plan, self._loop.replicas)
-        self._bound: list[_BoundStage] = []
+        self.bound: list[_BoundStage] = []
         workers = Share.of(self._width).workers
-        self._gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages], workers)
+        self.gradients = OrderedGradients(executable, [s.description.gradients for s in plan.stages], workers)
         self.residency = Residency(executable, plan)
         self.members = self._loop.members
         self.rounds: list[list[Span]] = []
@@ -83,11 +83,11 @@ class ParallelRunner:
     def bind(self, memory: Memory) -> None:
         """Connect every stage of every replica with the weights and buffers that it uses."""
         constants = self._executable.program.constants
-        self._bound = [_BoundStage.of(s, memory, self._loop.replicas, constants) for s in self.plan.stages]
+        self.bound = [_BoundStage.of(s, memory, self._loop.replicas, constants) for s in self.plan.stages]
 
     def weights_changed(self) -> None:
         """Copies of the weights in another type are outdated."""
-        for stage in self._bound:
+        for stage in self.bound:
             for weights in stage.parameters:
                 weights.changed()
 
@@ -101,14 +101,14 @@ class ParallelRunner:
             for iteration in range(self._rounds):
                 self._round(iteration, call, share)
         finally:
-            self._gradients.reset()
+            self.gradients.reset()
 
     def _round(self, iteration: int, call: Call, share: Share) -> None:
         work = _Round(self, call, iteration)
         self.rounds.append(run_tasks(self.graph, work.execute, share))
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
-            call.update(self._gradients.take())
+            call.update(self.gradients.take())
 
     def tick(self, iteration: int, task: Task) -> Tick:
         """The first micro-batch of a task of round ``iteration``."""
@@ -164,7 +164,7 @@ class _Round:
         if task.stage is None:
             self._runner.residency.exchange(task)
             return None
-        bound = self._runner._bound[task.stage]
+        bound = self._runner.bound[task.stage]
         tick = self._runner.tick(self._iteration, task)
         call, d = self._call, bound.stage.description
         outputs = bound.stage.generated.run(
@@ -220,7 +220,7 @@ class _Round:
         if not d.gradients:
             return None
         assert task.stage is not None
-        add = self._runner._gradients.add
+        add = self._runner.gradients.add
         return partial(add, task.stage, task.job.micro, task.replica, outputs[results:gradients])
 
 
