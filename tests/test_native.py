@@ -66,11 +66,11 @@ def test_auto_changes_at_the_same_call_every_time(monkeypatch):
         model, executor = wrapped(monkeypatch, "auto", training=False)
         expected = model(x).detach()
         executor(x)
-        calls = executor._build.executable.native_after
+        calls = executor.executable.native_after
         assert calls > 1
         for call in range(1, calls + 2):
             torch.testing.assert_close(executor(x), expected, rtol=1e-4, atol=1e-5)
-            if executor._build.executable.native_after is None:
+            if executor.executable.native_after is None:
                 switched.append(call)
                 break
     assert len(switched) == 2
@@ -81,7 +81,7 @@ def test_a_machine_without_a_compiler_stays_interpreted(monkeypatch):
     monkeypatch.setattr(levels, "compiler_exists", lambda: False)
     _, executor = wrapped(monkeypatch, "native", training=False)
     executor(torch.randn(2, 1, 8, 8))
-    assert executor._build.executable.micro_batch.source.startswith("def micro_batch")
+    assert executor.executable.micro_batch.source.startswith("def micro_batch")
 
 
 def test_unknown_levels_are_refused(monkeypatch):
@@ -115,7 +115,7 @@ def test_auto_leaves_adam_on_many_weights_to_torch_and_compiles_the_rest(monkeyp
         optimizer.zero_grad()
         nn.functional.cross_entropy(reference(x), target).backward()
         optimizer.step()
-    executable = executor._build.executable
+    executable = executor.executable
     assert executable.native_after is None
     assert executable.step is None
     assert executable.micro_batch.source.startswith("# native code")

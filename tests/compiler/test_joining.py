@@ -38,7 +38,7 @@ def trained(take):
     torch.optim.SGD(reference.parameters(), lr=0.01).step()
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one.detach(), other.detach())
-    return [str(node.target) for node in executor._build.executable.program.operations()]
+    return [str(node.target) for node in executor.program.operations()]
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_attention_needs_no_sums_of_its_projections():
 
     executor = poptorch.trainingModel(Loss(), poptorch.Options(), torch.optim.SGD(model.parameters(), lr=0.01))
     executor.compile(torch.randn(2, 3, 16))
-    targets = [str(node.target) for node in executor._build.executable.program.operations()]
+    targets = [str(node.target) for node in executor.program.operations()]
     assert "aten.select_backward.default" not in targets

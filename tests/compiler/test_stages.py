@@ -82,7 +82,7 @@ def test_the_pieces_hold_every_operation_once_and_edges_join_them():
 
 
 def test_backward_pieces_mirror_the_forward_ones():
-    stages = [s.description for s in training_executor((0, 1, 2))._engine.parallel.plan.stages]
+    stages = [s.description for s in training_executor((0, 1, 2)).plan.stages]
     assert [(s.part, s.backward) for s in stages] == [
         (0, False), (1, False), (2, False), (2, True), (1, True), (0, True)
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def run_again(stages):
 
 
 def test_pipelines_recompute_all_but_the_last_stage():
-    plan = training_executor((0, 1, 2))._engine.parallel.plan
+    plan = training_executor((0, 1, 2)).plan
     again = run_again(plan.device_stages.values())
     assert again[0] > 0
     assert again[1] > 0
@@ -108,7 +108,7 @@ def test_pipelines_recompute_all_but_the_last_stage():
 
 
 def test_the_host_computes_again_what_it_is_told_to():
-    plan = training_executor((0, 1, 2), 3)._engine.parallel.plan
+    plan = training_executor((0, 1, 2), 3).plan
     assert plan.device is None  # it runs what an IPU runs
     again = run_again(s.description for s in plan.stages)
     assert [again[part] > 0 for part in range(3)] == [True, True, False]
@@ -133,7 +133,7 @@ def test_of_its_own_accord_the_host_computes_again_what_is_cheap():
     options.Training.gradientAccumulation(4)
     executor = poptorch.trainingModel(Smooth(), options)
     executor.compile(torch.ones(8, 4), torch.ones(8, 4))
-    plan = executor._engine.parallel.plan
+    plan = executor.plan
     repeated = {
         part: [n.target for n in s.description.program.operations() if info_of(n).recomputed and not is_view(n)]
         for s in plan.stages
@@ -154,7 +154,7 @@ def test_of_its_own_accord_the_host_computes_again_what_is_cheap():
 
 def test_without_recomputation_everything_is_stashed():
     ipus = (0, 0, 0, 1, 1, 1)
-    kept = {mode: len(training_executor(ipus, mode)._engine.parallel.plan.kept) for mode in (0, 3, 4)}
+    kept = {mode: len(training_executor(ipus, mode).plan.kept) for mode in (0, 3, 4)}
     assert kept[0] > kept[3] > kept[4]  # the last stage is recomputed only when everything is
 
 
@@ -171,7 +171,7 @@ def test_the_random_numbers_of_a_second_execution_are_the_first_ones():
     executor.compile(torch.ones(8, 4), torch.ones(8, 4))
     streams = [
         (info_of(n).random, s.description.backward)
-        for s in executor._engine.parallel.plan.stages
+        for s in executor.plan.stages
         for n in s.description.program.operations()
         if info_of(n).random is not None
     ]
@@ -196,6 +196,6 @@ def test_two_stages_stash_the_input_and_each_checkpoint(checkpoints):
     options.Training.gradientAccumulation(4)
     executor = poptorch.trainingModel(Marked((0, 0, 0)), options)
     executor.compile(torch.ones(8, 4), torch.ones(8, 4))
-    stashed = executor._engine.parallel.plan.stashed
+    stashed = executor.plan.stashed
     assert stashed[0] == (0, "x")
     assert len(stashed) == 1 + checkpoints

@@ -74,7 +74,7 @@ def options(micro_batches: int, *, training: bool) -> poptorch.Options:
 
 
 def is_native(executor: Any) -> bool:
-    stages = executor._engine.parallel.plan.stages
+    stages = executor.plan.stages
     return all(stage.generated.source.startswith("# native") for stage in stages)
 
 

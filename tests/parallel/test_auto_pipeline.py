@@ -56,7 +56,7 @@ def test_the_annotated_model_trains_like_the_plain_one():
         executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
         results.append([executor(*data)[1] for _ in range(2)])
         if divided:
-            assert [p.ipu for p in executor._engine.parallel.plan.parts] == [0, 1, 2, 3]
+            assert [p.ipu for p in executor.plan.parts] == [0, 1, 2, 3]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -15,7 +15,7 @@ PLAIN = {name: STRATEGIES[name] for name in ("pipelined", "pipelined, two stages
 
 
 def bundle_of(executor):
-    return executor._engine.executable.loop.bundle
+    return executor.executable.loop.bundle
 
 
 def both_ways(monkeypatch, run):
@@ -87,7 +87,7 @@ def test_the_program_and_the_ideal_schedule_are_those_of_micro_batches(monkeypat
     *_, executor = train(Perceptron, (0, 0, 1, 1), make_options(poptorch.PipelinedExecution()), calls=1)
     assert bundle_of(executor) == 4
     assert executor.program.bundle == 1
-    runner = executor._engine.parallel
+    runner = executor._session.engine.parallel
     assert {task.job.micro for task in runner.scheduled_tasks().tasks} == set(range(8))
     chart = gantt.measured_chart(runner.rounds[-1])
     assert {bar.label for bar in chart.bars} == {"0-3F", "0-3B", "4-7F", "4-7B"}

@@ -27,7 +27,7 @@ def executor_that_fails(ipus, strategy, replicas=1):
     generator = torch.Generator().manual_seed(0)
     data = Perceptron.data(16 * replicas, generator)
     executor.compile(*data)
-    stage = executor._engine.parallel.plan.stages[-1 if ipus is None else 1]
+    stage = executor.plan.stages[-1 if ipus is None else 1]
     switch = threading.Event()
     original = stage.generated
 

@@ -27,7 +27,7 @@ class Lifetimes:
     def __init__(self, executor):
         self.live = self.peak = 0
         self._lock = threading.Lock()
-        for stage in executor._engine.parallel.plan.stages:
+        for stage in executor.plan.stages:
             stage.generated = _Watched(stage.generated, len(stage.description.sends), self)
 
     def born(self, tensor):
@@ -88,10 +88,10 @@ def test_recomputation_is_the_default_of_pipelines_and_memory_goes_down(monkeypa
     # One worker: how far several get ahead of each other depends on the load of the machine.
     monkeypatch.setattr(parallel, "run_tasks", lambda graph, execute, share: workers.run_inline(graph, execute))
     _, default = lifetimes_of(None)
-    plan = default._engine.parallel.plan
+    plan = default.plan
     asked, executor = lifetimes_of(3)
     without, _ = lifetimes_of(0)
-    assert [e.num_bytes for e in plan.device_edges] == [e.num_bytes for e in executor._engine.parallel.plan.edges]
+    assert [e.num_bytes for e in plan.device_edges] == [e.num_bytes for e in executor.plan.edges]
     assert asked.peak < without.peak
     assert "run again" in "\n".join(default.program.log)
 
@@ -100,7 +100,7 @@ def test_nothing_outlives_the_call():
     for mode in (0, 3):
         lifetimes, executor = lifetimes_of(mode)
         assert lifetimes.live == 0
-        assert executor._engine.parallel.residency.peak_stash_bytes > 0
+        assert executor._session.engine.parallel.residency.peak_stash_bytes > 0
 
 
 def test_the_peak_is_what_the_schedule_needs():
@@ -109,7 +109,7 @@ def test_the_peak_is_what_the_schedule_needs():
     Factors of gradients that are not multiplied yet may take half as much as the gradients.
     """
     lifetimes, executor = lifetimes_of(3)
-    plan = executor._engine.parallel.plan
+    plan = executor.plan
     per_micro_batch = sum(edge.num_bytes for edge in plan.edges)
     gradients = sum(p.nbytes for layer in executor.model.layers[4:] for p in layer.parameters())
     # Stage 1 keeps one, stage 0 is one ahead; either may be yet another one ahead.
@@ -121,7 +121,7 @@ def test_each_checkpoint_adds_one_kept_tensor():
     _, marked = lifetimes_of(None, Deep(checkpoint=True))
 
     def kept_by_stage_0(executor):
-        plan = executor._engine.parallel.plan
+        plan = executor.plan
         return [e for e in plan.kept if e.producer == 0 and max(e.consumers) == 3]
 
     assert len(kept_by_stage_0(plain)) == 0  # the only input of stage 0 is the model's own
@@ -189,7 +189,7 @@ def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeyp
     executor(*data)  # from now on accumulators exist
     with Allocations() as allocations:
         executor(*data)
-    runner = executor._engine.parallel
+    runner = executor._session.engine.parallel
     needed = scheduled_activation_bytes(runner.plan, runner.graph)
     assert needed > 10 * sum(p.nbytes for p in model.parameters())
     assert allocations.peak <= 1.2 * needed
@@ -199,7 +199,7 @@ def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeyp
 def test_what_a_schedule_needs():
     """Two stages, recomputed: stage 0 sends its result to stage 1, which sends a gradient back."""
     _, executor = lifetimes_of(3)
-    runner = executor._engine.parallel
+    runner = executor._session.engine.parallel
     assert {edge.num_bytes for edge in runner.plan.edges if edge.num_bytes > 4} == {4 * 64 * 4}
     sizes = [edge.num_bytes for edge in runner.plan.edges]
     inside = {slot: working_bytes(stage.program) for slot, stage in runner.plan.device_stages.items()}
@@ -212,7 +212,7 @@ def test_what_pieces_need_inside():
     activation = 4 * 64 * 4
     inside = {}
     for mode in (0, 3):
-        plan = lifetimes_of(mode)[1]._engine.parallel.plan
+        plan = lifetimes_of(mode)[1].plan
         inside[mode] = {slot: working_bytes(stage.program) for slot, stage in plan.device_stages.items()}
     assert inside[0][0] == activation  # a product, on its way to the tanh that is kept
     assert inside[3][0] == 2 * activation  # nothing is kept: operand and result
@@ -241,12 +241,12 @@ def test_each_replica_owns_and_updates_its_shard_of_the_optimizer_state(optimize
     outputs_sharded, state_sharded, executor = train(
         Perceptron, None, with_locations(Optimizer=sharded()), optimizer=optimizer
     )
-    shards = executor._build.executable.update_shards
-    if executor._build.executable.memory.bytes_per_replica(Category.OPTIMIZER):  # plain SGD has no state
+    shards = executor.executable.update_shards
+    if executor.executable.memory.bytes_per_replica(Category.OPTIMIZER):  # plain SGD has no state
         assert [s.owner for s in shards] == [0, 1, 2, 3]
         assert shards[1].ranges["layers.0.weight"] == (16, 32)
-        full = whole._build.executable.memory.bytes_per_replica(Category.OPTIMIZER)
-        assert executor._build.executable.memory.bytes_per_replica(Category.OPTIMIZER) < 0.3 * full
+        full = whole.executable.memory.bytes_per_replica(Category.OPTIMIZER)
+        assert executor.executable.memory.bytes_per_replica(Category.OPTIMIZER) < 0.3 * full
     for a, b in zip(outputs[-1], outputs_sharded[-1], strict=True):
         torch.testing.assert_close(a, b)
     for name, value in state.items():
@@ -259,7 +259,7 @@ def test_the_optimizer_state_reads_whole():
     options = with_locations(Optimizer=sharded())
     executor = poptorch.trainingModel(model, options, optimizer)
     executor(*Perceptron.data(16, torch.Generator().manual_seed(0)))
-    assert executor._build.executable.update_shards
+    assert executor.executable.update_shards
     state = optimizer.state_dict()["ipu_state"]
     assert state["Accl1___layers.0.weight"].shape == (8, 8)
     assert {int(v) for k, v in state.items() if k.startswith("Step")} == {1}
@@ -267,7 +267,7 @@ def test_the_optimizer_state_reads_whole():
 
 def test_small_tensors_are_not_sharded():
     executor = train(Perceptron, None, with_locations(Optimizer=sharded(minimum=64)))[2]
-    homes = {h.name: h for h in executor._build.executable.memory.homes}
+    homes = {h.name: h for h in executor.executable.memory.homes}
     assert homes["Accl1___layers.0.weight"].shards == 4
     assert homes["Accl1___layers.0.bias"].shards == 1
     assert homes["layers.0.weight"].shards == 1  # another category
@@ -275,13 +275,13 @@ def test_small_tensors_are_not_sharded():
 
 def test_an_update_with_norms_of_whole_tensors_is_not_cut():
     executor = train(Perceptron, None, with_locations(Optimizer=sharded()), optimizer=poptorch.optim.LAMB)[2]
-    assert executor._build.executable.update_shards == []
+    assert executor.executable.update_shards == []
 
 
 def test_phased_models_keep_weights_in_streaming_memory():
     ipus, make = STRATEGIES["serial phased"]
     executor = train(Perceptron, ipus, with_locations(1, make()))[2]
-    memory, residency = executor._build.executable.memory, executor._engine.parallel.residency
+    memory, residency = executor.executable.memory, executor._session.engine.parallel.residency
     assert {h.name for h in memory.streaming()} >= {"layers.0.weight", "Accl1___layers.3.weight"}
     assert memory.peak_on_chip() < memory.bytes_per_replica()
     assert residency.loaded_bytes > 0
@@ -294,17 +294,17 @@ def test_explicit_locations_win_over_the_strategy():
     on_chip = poptorch.TensorLocationSettings().useOnChipStorage(True)
     settings = dict.fromkeys(("Weight", "Optimizer", "Accumulator", "Activation"), on_chip)
     executor = train(Perceptron, ipus, with_locations(1, make(), **settings))[2]
-    assert executor._build.executable.memory.streaming() == []
-    assert executor._engine.parallel.residency.loaded_bytes == 0
+    assert executor.executable.memory.streaming() == []
+    assert executor._session.engine.parallel.residency.loaded_bytes == 0
 
 
 def test_off_chip_without_phases():
     off = poptorch.TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(20)
     executor = train(Perceptron, None, with_locations(1, Optimizer=off))[2]
-    names = {h.name for h in executor._build.executable.memory.streaming()}
+    names = {h.name for h in executor.executable.memory.streaming()}
     assert "Accl1___layers.0.weight" in names
     assert not any("bias" in name for name in names)
-    assert "streaming memory" in str(executor._build.executable.memory)
+    assert "streaming memory" in str(executor.executable.memory)
 
 
 # -- one IPU -------------------------------------------------------------------------------------------------------

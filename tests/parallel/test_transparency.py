@@ -44,7 +44,7 @@ def test_training(kind, strategy, replicas, references):
     ipus, make = STRATEGIES[strategy]
     outputs, state, executor = train(kind, ipus, make_options(make(), iterations=2, replicas=replicas))
     expected_outputs, expected_state = references("train", kind, replicas)
-    assert len(executor._engine.parallel.plan.parts) > 1
+    assert len(executor.plan.parts) > 1
     assert_same(outputs, expected_outputs)
     assert_same(state, expected_state)
 
@@ -61,7 +61,7 @@ def test_training_with_other_divisions(kind, strategy, references):
 def test_inference(kind, strategy, replicas, references):
     ipus, make = STRATEGIES[strategy]
     outputs, executor = infer(kind, ipus, make_options(make(), iterations=5, accumulation=1, replicas=replicas))
-    assert len(executor._engine.parallel.plan.parts) > 1
+    assert len(executor.plan.parts) > 1
     assert_same(outputs, references("infer", kind, replicas))
 
 
@@ -70,7 +70,7 @@ def test_a_buffer_that_flows_back(strategy, references):
     ipus, make = STRATEGIES[strategy]
     outputs, state, executor = train(Feedback, ipus, make_options(make(), iterations=2))
     expected_outputs, expected_state = references("train", Feedback, 1)
-    assert [(c.reader, c.writer) for c in executor._engine.parallel.plan.carried] == [(0, 3)]
+    assert [(c.reader, c.writer) for c in executor.plan.carried] == [(0, 3)]
     assert_same(outputs, expected_outputs)
     assert_same(state, expected_state)
 

@@ -24,7 +24,7 @@ def test_products_are_rounded_once() -> None:
 def test_no_product_runs_in_float16() -> None:
     model = poptorch.inferenceModel(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)).half())
     model(torch.randn(1, 1, 4, 4).half())
-    lines = model._build.executable.micro_batch.source.splitlines()
+    lines = model.executable.micro_batch.source.splitlines()
     products = [line for line in lines if "op_addmm" in line or "op_convolution" in line]
     assert len(products) == 2
     for line in products:

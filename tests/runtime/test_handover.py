@@ -58,7 +58,7 @@ def _level(request, monkeypatch):
 def made_by(executor):
     """The addresses of what the program returns, as it runs."""
     addresses = []
-    executable, engine = executor._build.executable, executor._engine
+    executable, engine = executor.executable, executor._session.engine
     real = executable.micro_batch.run if executable.step is None else executable.step.run
 
     def run(*args):

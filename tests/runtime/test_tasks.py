@@ -41,7 +41,7 @@ def runner(model: nn.Module, micro: int = 6, training: bool = True) -> Any:
     else:
         wrapped = poptorch.inferenceModel(model.eval(), options.deviceIterations(micro))
     wrapped(torch.ones(micro, 4))
-    return wrapped._engine.parallel
+    return wrapped._session.engine.parallel
 
 
 def waits(graph: Any) -> dict[tuple[Kind, int, int], set[tuple[Kind, int, int]]]:

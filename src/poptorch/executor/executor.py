@@ -19,6 +19,7 @@ from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
 from poptorch.compiler.plan import Plan
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, createPoptorchError
+from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
 from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import OptimizerLink
@@ -337,6 +338,11 @@ class PoplarExecutor:
             self.rng_state = stored.rng_state
 
     # -- looking inside ------------------------------------------------------------------------------------------
+
+    @property
+    def executable(self) -> Executable:
+        """The compiled program with its loop, its update and its code."""
+        return self._compiled().executable
 
     @property
     def program(self) -> Program:

@@ -113,7 +113,7 @@ class Session:
         self._traced = bool(wrapped.options.Jit._tracing_requested)
         self._target = target
         self._build = build
-        self._engine = engine
+        self.engine = engine
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False
@@ -151,7 +151,7 @@ class Session:
 
     def start(self) -> None:
         """The first time: the engine gets its memory, and whatever the host has for it."""
-        wrapped, build, engine = self.wrapped, self._build, self._engine
+        wrapped, build, engine = self.wrapped, self._build, self.engine
         if wrapped.options.connection_type == ConnectionType.OnDemand:
             self._target.attach(build.ipus_per_replica)
         # Stages and replicas use the weights in pieces, which have to stay where they are.
@@ -167,7 +167,7 @@ class Session:
         if self.is_attached:
             raise createPoptorchError("Device is already attached")
         self._target.attach(self._build.ipus_per_replica)
-        self.wrapped.weights.upload(self._engine)
+        self.wrapped.weights.upload(self.engine)
         self._load()
 
     def _load(self) -> None:
@@ -200,16 +200,16 @@ class Session:
         if link is not None:
             with weights.unwatched():
                 link.read_back()
-        weights.upload(self._engine)
+        weights.upload(self.engine)
 
     def download_weights(self) -> None:
         """Overwrite the host's parameters and buffers with the device's."""
         self._check_attached()
-        self.wrapped.weights.download(self._engine)
+        self.wrapped.weights.download(self.engine)
 
     def upload_buffers(self) -> None:
         """Refresh the buffers that the options declare updatable."""
-        self.wrapped.weights.upload_buffers(self._engine)
+        self.wrapped.weights.upload_buffers(self.engine)
 
     def _check_attached(self) -> None:
         if not self.is_attached:
@@ -222,7 +222,7 @@ class Session:
         changed = {p.name for p in self.program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)}
         if self.program.training or not changed or not self.is_attached:
             return contextlib.nullcontext()
-        return self.wrapped.weights.with_values_of(self._engine, changed)
+        return self.wrapped.weights.with_values_of(self.engine, changed)
 
     @property
     def rng_state(self) -> list[int] | None:
@@ -251,8 +251,8 @@ class Session:
         if build.executable.native_after is not None:
             self._count_towards_native(build.executable.native_after)
         if wrapped.link is not None:
-            wrapped.weights.lend_if_unused(self._engine)
-        results = self._engine.run(inputs)
+            wrapped.weights.lend_if_unused(self.engine)
+        results = self.engine.run(inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
 
@@ -267,7 +267,7 @@ class Session:
         logger.info("Compiling the program to native code after %d calls", self._calls - 1)
         try:
             with Progress(self.wrapped.options, 0) as progress:
-                self._engine.use_native_code(progress)
+                self.engine.use_native_code(progress)
             if self.executable.formats:  # what was moved does not lie in the host's memory any more
                 self.wrapped.weights.end_overlay()
         except Exception as error:  # noqa: BLE001  whatever a compiler may raise
@@ -330,16 +330,16 @@ class Session:
     @property
     def anchored(self) -> dict[str, torch.Tensor]:
         """The anchored values of the latest call."""
-        return self._engine.anchored
+        return self.engine.anchored
 
     @property
     def counters(self) -> PerfCounters:
         """The time stamps of the latest call."""
-        return self._engine.counters
+        return self.engine.counters
 
     def schedule(self) -> tuple[list[Tick], list[Span]]:
         """The ideal schedule of one accumulation round, and what ran in the latest one."""
-        return self._engine.schedule()
+        return self.engine.schedule()
 
 
 def _seed(options: Options) -> int | None:

@@ -27,7 +27,7 @@ def bundle_of(model, rows, *, accumulation=8, shape=(8,), configure=lambda optio
     wrapped = WithLoss(model)
     executor = poptorch.trainingModel(wrapped, options, poptorch.optim.SGD(wrapped.parameters(), lr=0.1, **optimizer))
     executor.compile(torch.ones(rows * accumulation * options.replication_factor, *shape))
-    return executor._engine.executable.loop.bundle
+    return executor.executable.loop.bundle
 
 
 class WithLoss(nn.Module):

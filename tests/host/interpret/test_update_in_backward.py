@@ -46,7 +46,7 @@ def options() -> poptorch.Options:
 
 
 def joined(executor, bucket_bytes):
-    executable = executor._build.executable
+    executable = executor.executable
     names = [name for group in executable.update.parameters for name in group]
     return interleave(executable.program, executable.update.graph_module.graph, names, bucket_bytes)
 
@@ -77,10 +77,10 @@ def test_every_weight_is_updated_once_behind_its_last_use(name):
 def test_small_buckets_change_no_bit(name, monkeypatch):
     whole, parts = layers(), layers()
     first = compiled(whole, OPTIMIZERS[name](whole.parameters()), *data())
-    first._build.executable.step = None  # micro-batch, then update
+    first.executable.step = None  # micro-batch, then update
     monkeypatch.setattr(interleave, "__defaults__", (1,))
     second = compiled(parts, OPTIMIZERS[name](parts.parameters()), *data())
-    assert second._build.executable.step is not None
+    assert second.executable.step is not None
     for _ in range(4):
         assert torch.equal(first(*data()), second(*data()))
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
@@ -97,7 +97,7 @@ def test_matches_eager_with_several_groups_and_a_changing_rate():
 
     ours, theirs = optimizer(model), optimizer(reference)
     executor = compiled(model, ours, *data())
-    assert executor._build.executable.step is not None
+    assert executor.executable.step is not None
     for rate in (0.1, 0.02, 0.3):
         for chosen in (ours, theirs):
             for group in chosen.param_groups:
@@ -116,7 +116,7 @@ def test_clipping_waits_for_all_gradients():
     model = layers()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=0.5)
     executor = compiled(model, optimizer, *data())
-    assert executor._build.executable.step is None
+    assert executor.executable.step is None
 
 
 class TiedAndRead(nn.Module):
@@ -149,7 +149,7 @@ def test_gradients_die_one_by_one(monkeypatch):
     width, count = 37, 6
     model = layers(width, count)
     executor = compiled(model, torch.optim.SGD(model.parameters(), lr=0.1), *data(width))
-    step = executor._build.executable.step
+    step = executor.executable.step
     weights = _matrices(width)
     most = 0
     called = [name for name in step.run.__globals__ if name.startswith("op__foreach_")]
@@ -188,6 +188,6 @@ def test_anchored_gradients_survive():
 def test_source_is_readable():
     model = layers()
     executor = compiled(model, torch.optim.SGD(model.parameters(), lr=0.1), *data())
-    source = executor._build.executable.step.source
+    source = executor.executable.step.source
     assert source.startswith("def step(parameters, buffers, constants, inputs, loss_scale, random, state):")
     assert re.search(r"op__foreach_add\w*\(", source)

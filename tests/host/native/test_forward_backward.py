@@ -76,7 +76,7 @@ def test_the_derivative_of_gelu_is_kept_in_place_of_its_operand():
     model = Activated()
     executor = poptorch.trainingModel(model, poptorch.Options(), torch.optim.SGD(model.parameters(), lr=0.1))
     executor.compile(torch.randn(16, 4))
-    program = executor._build.executable.program
+    program = executor.program
     with fake_mode():
         graph_module = with_keys(program.graph_module)
         seed = find_seed(program, graph_module)

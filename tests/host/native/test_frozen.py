@@ -73,7 +73,7 @@ def executor(native: None, model: Net) -> Any:
     options = quiet().updatableNamedBuffers(["shift"])
     executor = poptorch.inferenceModel(model, options)
     assert_same(executor(IDS), answer(model, IDS))
-    assert "frozen" in executor._build.executable.micro_batch.source
+    assert "frozen" in executor.executable.micro_batch.source
     return executor
 
 
@@ -119,7 +119,7 @@ def test_new_weights_are_used_at_the_next_call(
 
 
 def test_weights_are_prepared_once_for_many_calls(executor: Any, model: Net) -> None:
-    weights = executor._engine._parameters
+    weights = executor._session.engine._parameters
     (prepared,) = weights.derived.values()
     executor(IDS)
     assert next(iter(weights.derived.values())) is prepared
@@ -163,7 +163,7 @@ def test_what_the_program_writes_to_is_not_frozen(monkeypatch: pytest.MonkeyPatc
     executor = poptorch.inferenceModel(model, quiet())
     x = torch.randn(3, 4)
     executor.compile(x)
-    program = executor._build.executable.program
+    program = executor.program
     run = generate_frozen(program, Target(1, entry)).run
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     parameters = Weights(state[p.name].detach().clone() for p in program.ports if p.role.value == "parameter")
@@ -196,4 +196,4 @@ def test_recurrent_layers_are_frozen(native: None) -> None:
     assert_same(executor(x), answer(model, x))
     _by_copying(executor, model)
     assert_same(executor(x), answer(model, x))
-    assert "frozen" in executor._build.executable.micro_batch.source
+    assert "frozen" in executor.executable.micro_batch.source

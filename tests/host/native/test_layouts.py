@@ -47,7 +47,7 @@ def batch():
 def test_only_weights_that_convolutions_alone_use_have_a_format(monkeypatch):
     _, _, executor = training_model(monkeypatch, "interpret", lr=0.1)
     executor.compile(*batch())
-    formats = weight_formats(executor._build.executable.program)
+    formats = weight_formats(executor.program)
     assert formats == {"conv.weight": torch.channels_last, "up.weight": torch.channels_last}
 
 
@@ -63,7 +63,7 @@ def test_results_and_everything_that_can_be_read_are_as_interpreted(monkeypatch,
         read[level] = (outputs, copy.deepcopy(model.state_dict()), own.state_dict())
         for tensor in [*(y for y, _ in outputs), *model.state_dict().values(), *own.state_dict()["ipu_state"].values()]:
             assert tensor.is_contiguous()
-    assert executor._engine.parameter("conv.weight").is_contiguous(memory_format=torch.channels_last)
+    assert executor._session.engine.parameter("conv.weight").is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(read["native"], read["interpret"], rtol=1e-4, atol=1e-5)
 
 
@@ -73,10 +73,10 @@ def test_auto_takes_weights_and_state_along(monkeypatch):
         monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", switch)
         _, _, executor = training_model(monkeypatch, level, lr=0.1, momentum=0.9)
         executor.compile(*batch())
-        calls = executor._build.executable.native_after or 2
+        calls = executor.executable.native_after or 2
         losses[level] = [executor(*batch())[1] for _ in range(10)]
         assert level == "interpret" or calls < 9
-    assert executor._build.executable.formats
+    assert executor.executable.formats
     torch.testing.assert_close(losses["auto"], losses["interpret"], rtol=1e-4, atol=1e-5)
 
 

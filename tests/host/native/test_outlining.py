@@ -106,4 +106,4 @@ def test_a_deep_model_trains_as_interpreted(monkeypatch):
         executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         losses[level] = torch.stack([executor(x, target) for _ in range(5)])
     torch.testing.assert_close(losses["native"], losses["interpret"], rtol=1e-4, atol=1e-6)
-    assert executor._build.executable.step is None  # the update is not part of it
+    assert executor.executable.step is None  # the update is not part of it
