@@ -60,7 +60,7 @@ def switch_of_auto(workload: Workload, mode: str, iterations: int = 1) -> int | 
     assert executor is not None
     _, inputs = _prepared(workload, mode)
     executor.compile(*_stacked(inputs, iterations))
-    return executor.executable.code.native_after  # not public; the benchmark lives with the package
+    return executor.executable.code.native_after
 
 
 def counted_gflop(workload: Workload, mode: str) -> float:

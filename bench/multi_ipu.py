@@ -427,7 +427,7 @@ def measure_memory(kind: str, shape: Shape, recomputation: int | None) -> None:
     executor = make_executor(kind, shape, stages=4, replicas=4, micro_batches=many, recomputation=recomputation)
     data = batch(kind, shape, many)
     found = peak_memory(lambda: lambda: executor(*data))
-    runner = executor._engine.parallel
+    runner = executor._session.engine.parallel
     print(found["peak"], found["live"], scheduled_activation_bytes(runner.plan, runner.scheduled_tasks()) / MIB)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ _OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST
 for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Helpers that tests of several folders share lie beside this file.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 # Interpreters that tests start elsewhere must find the package of this working tree, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -116,9 +116,9 @@ def test_auto_leaves_adam_on_many_weights_to_torch_and_compiles_the_rest(monkeyp
         nn.functional.cross_entropy(reference(x), target).backward()
         optimizer.step()
     executable = executor.executable
-    assert executable.native_after is None
-    assert executable.step is None
-    assert executable.micro_batch.source.startswith("# native code")
+    assert executable.code.native_after is None
+    assert executable.code.step is None
+    assert executable.code.micro_batch.source.startswith("# native code")
     executor.copyWeightsToHost()
     torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=1e-5, atol=1e-6)
 

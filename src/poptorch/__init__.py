@@ -100,7 +100,8 @@ from poptorch import optim
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # executor
-from poptorch.executor.executor import PoplarExecutor, inferenceModel, load, trainingModel
+from poptorch.executor.executor import PoplarExecutor
+from poptorch.executor.wrapping import inferenceModel, load, trainingModel
 
 
 def __getattr__(name: str) -> object:

@@ -191,7 +191,7 @@ def run(directory, lr=0.1, steps=1, accumulation=1, training=True):
     else:
         executor = poptorch.inferenceModel(model.eval(), opts)
         results = [executor(x) for _ in range(2)]
-    compiled = executor._build.store.compiled
+    compiled = executor._session.store.compiled
     executor.destroy()
     return torch.cat([r.reshape(-1) for r in results]), compiled
 
@@ -267,5 +267,5 @@ def test_exported_files_carry_native_code(cached, tmp_path):
     executor.save(path, export_model=False)
     loaded = poptorch.inferenceModel(model)
     loaded.loadExecutable(path)
-    assert loaded._build.store.compiled == 0
+    assert loaded._session.store.compiled == 0
     assert torch.equal(loaded(x), expected)

@@ -61,9 +61,9 @@ def in_eager(model: nn.Module, x: torch.Tensor, micro: int) -> list[torch.Tensor
 
 def outputs_of(wrapped: Any, rows: int) -> list[Any]:
     """What the code of one micro-batch returns."""
-    engine = wrapped._engine
+    engine = wrapped._session.engine
     arguments = engine._parameters, engine._buffers[0], engine._constants, [torch.ones(rows, 16)], ()
-    return list(engine.executable.micro_batch.run(*arguments, None))
+    return list(engine.executable.code.micro_batch.run(*arguments, None))
 
 
 @pytest.mark.parametrize("kind", [Layers, Tied])

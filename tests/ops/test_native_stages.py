@@ -75,7 +75,7 @@ def options(micro_batches: int, *, training: bool) -> poptorch.Options:
 
 def is_native(executor: Any) -> bool:
     stages = executor.executable.code.stages
-    return all(stage.generated.source.startswith("# native") for stage in stages)
+    return all(stage.code.source.startswith("# native") for stage in stages)
 
 
 def prints(text: str) -> Counter[str]:

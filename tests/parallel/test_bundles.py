@@ -9,6 +9,7 @@ import torch
 from parallel_models import MODELS, STRATEGIES, Language, Perceptron, infer, make_options, train
 
 import poptorch
+from host_code import runner_of
 from poptorch.runtime import gantt
 
 PLAIN = {name: STRATEGIES[name] for name in ("pipelined", "pipelined, two stages", "sharded")}
@@ -87,7 +88,7 @@ def test_the_program_and_the_ideal_schedule_are_those_of_micro_batches(monkeypat
     *_, executor = train(Perceptron, (0, 0, 1, 1), make_options(poptorch.PipelinedExecution()), calls=1)
     assert bundle_of(executor) == 4
     assert executor.program.bundle == 1
-    runner = executor._engine.parallel
+    runner = runner_of(executor)
     assert {task.job.micro for task in runner.scheduled_tasks().tasks} == set(range(8))
     chart = gantt.measured_chart(runner.rounds[-1])
     assert {bar.label for bar in chart.bars} == {"0-3F", "0-3B", "4-7F", "4-7B"}

@@ -9,7 +9,10 @@ import torch
 from parallel_models import Perceptron, make_model, make_options
 
 import poptorch
+from host_code import change_stages
+from poptorch.devices import cores
 from poptorch.devices.cores import CoreShare
+from poptorch.executable.host_code import Code
 from poptorch.runtime import workers
 from poptorch.runtime.tasks import Task, TaskGraph
 from poptorch.runtime.workers import WorkerPool, run_inline
@@ -28,20 +31,19 @@ def executor_that_fails(ipus, strategy, replicas=1):
     generator = torch.Generator().manual_seed(0)
     data = Perceptron.data(16 * replicas, generator)
     executor.compile(*data)
-    stage = executor.executable.code.stages[-1 if ipus is None else 1]
+    stages = executor.executable.code.stages
+    broken = len(stages) - 1 if ipus is None else 1
     switch = threading.Event()
-    original = stage.generated
 
-    class Failing:
-        source = original.source
-
-        @staticmethod
+    def failing(number, stage):
         def run(*args):
             if switch.is_set():
                 raise Fault("the second stage is broken")
-            return original.run(*args)
+            return stage.code.run(*args)
 
-    stage.generated = Failing()
+        return Code(run, stage.code.source) if number == broken else stage.code
+
+    change_stages(executor, failing)
     return executor, model, data, switch
 
 
@@ -105,9 +107,9 @@ def test_an_interruption_of_a_task_is_not_lost():
 def test_more_ipus_than_cores_are_not_more_threads():
     before = threading.active_count()
     share = CoreShare.of(width=64)
-    assert share.workers * share.threads <= max(workers.usable_cores(), torch.get_num_threads())
+    assert share.workers * share.threads <= max(cores.usable_cores(), torch.get_num_threads())
     workers.run_tasks(graph_of(64), lambda task: None, share)
-    assert threading.active_count() - before <= workers.usable_cores()
+    assert threading.active_count() - before <= cores.usable_cores()
 
 
 def test_workers_keep_their_own_number_of_threads():

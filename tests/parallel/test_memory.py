@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
+from host_code import change_stages, runner_of
 from poptorch.compiler.memory import Category
+from poptorch.devices import cores
 from poptorch.host import levels
 from poptorch.runtime import parallel, workers
 from poptorch.runtime.residency import scheduled_activation_bytes, working_bytes
@@ -27,8 +29,7 @@ class Lifetimes:
     def __init__(self, executor):
         self.live = self.peak = 0
         self._lock = threading.Lock()
-        for stage in executor.executable.code.stages:
-            stage.generated = _Watched(stage.generated, len(stage.description.sends), self)
+        change_stages(executor, lambda _, stage: _Watched(stage.code, len(stage.description.sends), self))
 
     def born(self, tensor):
         size = tensor.numel() * tensor.element_size()
@@ -100,7 +101,7 @@ def test_nothing_outlives_the_call():
     for mode in (0, 3):
         lifetimes, executor = lifetimes_of(mode)
         assert lifetimes.live == 0
-        assert executor._engine.parallel.residency.peak_stash_bytes > 0
+        assert runner_of(executor).residency.peak_stash_bytes > 0
 
 
 def test_the_peak_is_what_the_schedule_needs():
@@ -179,7 +180,7 @@ class Wide(nn.Module):
 def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeypatch, recomputation):
     """Four stages, four replicas. One worker, so that the order and with it the peak is always the same."""
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
-    monkeypatch.setattr(workers, "usable_cores", lambda: 1)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
     model = Wide()
     options = make_options(poptorch.PipelinedExecution(), accumulation=8, replicas=4)
     if recomputation is not None:
@@ -189,8 +190,8 @@ def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeyp
     executor(*data)  # from now on accumulators exist
     with Allocations() as allocations:
         executor(*data)
-    runner = executor._engine.parallel
-    needed = scheduled_activation_bytes(runner.plan, runner.graph)
+    runner = runner_of(executor)
+    needed = scheduled_activation_bytes(executor.plan, runner.scheduled_tasks())
     assert needed > 10 * sum(p.nbytes for p in model.parameters())
     assert allocations.peak <= 1.2 * needed
     assert runner.residency.peak_stash_bytes <= needed
@@ -199,11 +200,11 @@ def test_sixteen_ipus_need_weights_and_the_activations_of_their_schedule(monkeyp
 def test_what_a_schedule_needs():
     """Two stages, recomputed: stage 0 sends its result to stage 1, which sends a gradient back."""
     _, executor = lifetimes_of(3)
-    runner = executor._engine.parallel
-    assert {edge.num_bytes for edge in runner.plan.edges if edge.num_bytes > 4} == {4 * 64 * 4}
-    sizes = [edge.num_bytes for edge in runner.plan.edges]
-    inside = {slot: working_bytes(stage.program) for slot, stage in runner.plan.device_stages.items()}
-    needed = scheduled_activation_bytes(runner.plan, runner.graph)
+    runner, plan = runner_of(executor), executor.plan
+    assert {edge.num_bytes for edge in plan.edges if edge.num_bytes > 4} == {4 * 64 * 4}
+    sizes = [edge.num_bytes for edge in plan.edges]
+    inside = {slot: working_bytes(stage.program) for slot, stage in ((s.slot, s) for s in plan.stages)}
+    needed = scheduled_activation_bytes(plan, runner.scheduled_tasks())
     assert max(sizes) + inside[3] < needed <= 3 * sum(sizes) + sum(inside.values())
 
 
@@ -213,7 +214,7 @@ def test_what_pieces_need_inside():
     inside = {}
     for mode in (0, 3):
         plan = lifetimes_of(mode)[1].plan
-        inside[mode] = {slot: working_bytes(stage.program) for slot, stage in plan.device_stages.items()}
+        inside[mode] = {slot: working_bytes(stage.program) for slot, stage in ((s.slot, s) for s in plan.stages)}
     assert inside[0][0] == activation  # a product, on its way to the tanh that is kept
     assert inside[3][0] == 2 * activation  # nothing is kept: operand and result
     assert inside[3][3] >= 4 * activation > inside[0][3]  # three layers of stage 0 again, and a gradient
@@ -275,13 +276,13 @@ def test_small_tensors_are_not_sharded():
 
 def test_an_update_with_norms_of_whole_tensors_is_not_cut():
     executor = train(Perceptron, None, with_locations(Optimizer=sharded()), optimizer=poptorch.optim.LAMB)[2]
-    assert executor.executable.update.shards == []
+    assert executor.executable.update.shards == ()
 
 
 def test_phased_models_keep_weights_in_streaming_memory():
     ipus, make = STRATEGIES["serial phased"]
     executor = train(Perceptron, ipus, with_locations(1, make()))[2]
-    memory, residency = executor.executable.device.memory, executor._engine.parallel.residency
+    memory, residency = executor.executable.device.memory, runner_of(executor).residency
     assert {h.name for h in memory.streaming()} >= {"layers.0.weight", "Accl1___layers.3.weight"}
     assert memory.peak_on_chip() < memory.bytes_per_replica()
     assert residency.loaded_bytes > 0
@@ -295,7 +296,7 @@ def test_explicit_locations_win_over_the_strategy():
     settings = dict.fromkeys(("Weight", "Optimizer", "Accumulator", "Activation"), on_chip)
     executor = train(Perceptron, ipus, with_locations(1, make(), **settings))[2]
     assert executor.executable.device.memory.streaming() == []
-    assert executor._engine.parallel.residency.loaded_bytes == 0
+    assert runner_of(executor).residency.loaded_bytes == 0
 
 
 def test_off_chip_without_phases():

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from parallel_models import STRATEGIES, Perceptron, make_options, train
 
 import poptorch
+from host_code import runner_of
 from poptorch.runtime import gantt
 from poptorch.runtime.tasks import Task
 from poptorch.runtime.workers import Span
@@ -35,18 +36,18 @@ def test_ideal_and_measured_as_text(pipelined):
 
 
 def test_everything_that_should_run_was_measured(pipelined):
-    ideal, spans = pipelined._engine.schedule()
+    ideal, spans = pipelined._session.engine.schedule()
     jobs = {job for tick in ideal for job in tick.jobs if job is not None}
     assert {(s.task.job, s.task.replica) for s in spans} == {(job, r) for job in jobs for r in (0, 1)}
-    assert len(pipelined._engine.parallel.rounds) == 2
+    assert len(runner_of(pipelined).rounds) == 2
     for span in spans:
         assert span.start <= span.end
 
 
 def test_the_measured_order_respects_the_data(pipelined):
-    _, spans = pipelined._engine.schedule()
+    _, spans = pipelined._session.engine.schedule()
     by_index = {s.task.index: s for s in spans}
-    for index, needed in enumerate(pipelined._engine.parallel.graph.waits_for):
+    for index, needed in enumerate(runner_of(pipelined).graph.waits_for):
         for other in needed:
             assert by_index[other].released <= by_index[index].start
 
@@ -133,7 +134,7 @@ def test_phases_show_their_loads():
     model = train(Perceptron, ipus, make_options(make(), accumulation=1))[2]
     text = model.drawSchedule()
     assert "IPU0 | 0L@0 0F@0 0L@2 0F@2 .    .    0B@2 0L@0 0B@0 0S@0" in text
-    chart = gantt.measured_chart(model._engine.schedule()[1])
+    chart = gantt.measured_chart(model._session.engine.schedule()[1])
     assert {"0F@0", "0F@3", "0L@2", "0S@1"} <= {bar.label for bar in chart.bars}, "measured jobs name their phase"
 
 

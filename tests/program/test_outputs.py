@@ -93,7 +93,7 @@ def kinds(program: Program) -> list[str]:
 def test_the_outputs_of_a_model_and_of_its_pieces() -> None:
     executor = compiled(seen="Tanh:0")
     assert kinds(executor.program) == ["result", "gradient", "gradient", "anchor"]
-    pieces = [stage.description for stage in executor._engine.parallel.plan.stages]
+    pieces = [stage.description for stage in executor.executable.code.stages]
     assert [sorted(set(kinds(p.program))) for p in pieces] == [
         ["anchor", "send"], ["result", "send"], ["gradient", "send"], ["gradient"]
     ]  # fmt: skip

@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
+from host_code import change_code, change_stages
+from poptorch.executable.host_code import Code
 from poptorch.runtime import streams
 
 ROWS, COLUMNS = 64, 1024
@@ -58,19 +60,18 @@ def _level(request, monkeypatch):
 def made_by(executor):
     """The addresses of what the program returns, as it runs."""
     addresses = []
-    executable, engine = executor.executable, executor._engine
-    real = executable.micro_batch.run if executable.step is None else executable.step.run
+    code = executor.executable.code
+    real = code.micro_batch.run if code.step is None else code.step.run
 
     def run(*args):
         outputs = real(*args)
         addresses.extend(t.data_ptr() for t in outputs if isinstance(t, torch.Tensor))
         return outputs
 
-    code = type(executable.micro_batch)(run, "")
-    if executable.step is None:
-        executable.micro_batch, engine._run_micro_batch = code, run
+    if code.step is None:
+        change_stages(executor, lambda *_: Code(run, ""))
     else:
-        executable.step = code
+        change_code(executor, step=Code(run, ""))
     return addresses
 
 

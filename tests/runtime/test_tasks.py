@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.runtime import tasks
-from poptorch.runtime.tasks import width
+from host_code import runner_of
+from poptorch.host import width as widths
+from poptorch.host.width import width
 from poptorch.schedule import Kind
 
 
@@ -34,6 +35,14 @@ class Stages(nn.Module):
 
 
 def runner(model: nn.Module, micro: int = 6, training: bool = True) -> Any:
+    return runner_of(compiled(model, micro, training))
+
+
+def width_of(model: Any, replicas: int) -> int:
+    return width(model.plan, [stage.program for stage in model.executable.code.stages], replicas)
+
+
+def compiled(model: nn.Module, micro: int = 6, training: bool = True) -> Any:
     options = poptorch.Options().autoRoundNumIPUs(True)
     if training:
         options.Training.gradientAccumulation(micro)
@@ -41,7 +50,7 @@ def runner(model: nn.Module, micro: int = 6, training: bool = True) -> Any:
     else:
         wrapped = poptorch.inferenceModel(model.eval(), options.deviceIterations(micro))
     wrapped(torch.ones(micro, 4))
-    return wrapped._engine.parallel
+    return wrapped
 
 
 def waits(graph: Any) -> dict[tuple[Kind, int, int], set[tuple[Kind, int, int]]]:
@@ -87,19 +96,19 @@ def test_micro_batches_of_stages_that_leave_something_behind_follow_each_other(k
 
 
 def test_pieces_that_take_no_longer_than_handing_them_over_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = runner(Stages()).plan
+    model = compiled(Stages())
     monkeypatch.undo()  # other tests let workers run whatever can run in parallel
-    assert tasks._LEAST_SECONDS > 0
-    assert width(plan, replicas=1) == 1
-    monkeypatch.setattr(tasks, "_LEAST_SECONDS", 1e-9)
-    assert width(plan, replicas=1) == 3
-    assert width(plan, replicas=2) == 6
+    assert widths._LEAST_SECONDS > 0
+    assert width_of(model, replicas=1) == 1
+    monkeypatch.setattr(widths, "_LEAST_SECONDS", 1e-9)
+    assert width_of(model, replicas=1) == 3
+    assert width_of(model, replicas=2) == 6
 
 
 def test_what_an_operation_of_another_library_takes_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = runner(Stages(prints=True)).plan
+    model = compiled(Stages(prints=True))
     monkeypatch.undo()
-    assert width(plan, replicas=1) == 3
+    assert width_of(model, replicas=1) == 3
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -118,6 +127,6 @@ def test_one_thread_gives_the_bits_of_several(monkeypatch: pytest.MonkeyPatch, t
         return [*losses, *(p.detach().clone() for p in model.parameters())]
 
     several = run()
-    monkeypatch.setattr(tasks, "_LEAST_SECONDS", float("inf"))
+    monkeypatch.setattr(widths, "_LEAST_SECONDS", float("inf"))
     for a, b in zip(several, run(), strict=True):
         assert torch.equal(a, b)

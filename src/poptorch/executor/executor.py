@@ -1,58 +1,41 @@
-"""``trainingModel``, ``inferenceModel`` and the executor they return: a facade over capture, compiler and runtime."""
+"""The executor: a facade over the compiled program, its weights and its optimizer."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
-import functools
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from poptorch import ambient, environment
-from poptorch._logging import backend, logger, set_repeat_limit
+from poptorch import ambient
+from poptorch._logging import logger
 from poptorch._version import __version__
-from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature, check_tracing_rules
-from poptorch.capture.structure import unflatten
-from poptorch.compiler.lowering import STAGES, lower_for_device
+from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
 from poptorch.compiler.plan import Plan
-from poptorch.compiler.request import CompileRequest
-from poptorch.devices import attachment as device
-from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy, OutputMode, VariableRetrievalMode
+from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
-from poptorch.executable.host_code import HostCode
-from poptorch.executor import instrumentation
-from poptorch.executor import saving as exporting
-from poptorch.executor.build import Build
-from poptorch.executor.host_weights import WeightTransfer
-from poptorch.executor.inspection import Inspection
+from poptorch.executor import inspection, instrumentation, saving
+from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import OptimizerLink
-from poptorch.executor.outputs import DeviceTensor, ParameterView
-from poptorch.executor.saving import Precompilation, StoredExecutable
-from poptorch.host.build import build_host
-from poptorch.host.native.build import native_code
+from poptorch.executor.session import Session, Wrapped, check_options
+from poptorch.executor.stored import Exported, StoredExecutable
+from poptorch.executor.target import is_offline
 from poptorch.optim import SGD
 from poptorch.options import Options
-from poptorch.options.backend import announce_precision, validate_options
-from poptorch.options.progress import Progress
-from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
 from poptorch.program.program import Program
-from poptorch.program.replica_groups import ReplicaGrouping
-from poptorch.runtime import gantt
-from poptorch.runtime.engine import Engine
+from poptorch.runtime import counters, gantt
 
 
-class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
+class PoplarExecutor:
     """A model wrapped for training or inference. Made by the two wrapping functions, not by users.
 
     Calling it runs the compiled program; whatever else is asked of it and it does not have is asked of the model.
@@ -79,57 +62,30 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         self._training = training
         self._options = _resolved_copy(options, training)
         self._user_model = model
-        self._link: OptimizerLink | None = None
-        self._build: Build | None = None
-        self._example: BoundCall | None = None
-        self._engine: Engine | None = None
-        self._device: device.Device | None = None
-        self._groups: dict[str, ReplicaGrouping] = {}
-        self._host_weights_stale = False
-        self._host_version = 0
-        self._identity = object()
-        self._uploaded_version: tuple[object, int] | None = None
-        """Which training executor's weights were uploaded last, and which version of them."""
-        self._watched = True
-        self._ran = False
-        self._ever_ran = False
-        self._random_state: list[int] | None = None
-        self._compile_time: datetime.timedelta | None = None
-        self._calls = 0
-        self._normalise = InputNormaliser()
+        self._session: Session | None = None
+        """The compiled program; ``None`` as long as there is none."""
+
         self._traced = bool(self._options.Jit._tracing_requested)
-        self._offline = self._is_offline()
+        self._offline = is_offline(self._options)
         self._options.Precision.autocast_policy.apply(model, self._options)
+        link = None
         if training:
-            self._prepare_training(model, optimizer)
+            link = _optimizer_link(model, optimizer, self._options)
         else:
             counting.check_inference_accumulation(
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
             )
-        self._captured = instrumentation.plain_shallow_copy(model)
-        self._signature = Signature(self._captured.forward)
+        captured = instrumentation.plain_shallow_copy(model)
+        self._weights = HostWeights(captured, model, self._options, self)
+        self._wrapped = Wrapped(model, captured, self._options, self._weights, link)
+        self._signature = Signature(captured.forward)
         self._model = model if training else instrumentation.shallow_copy(model)
         if training:
-            instrumentation.instrument(model, self)
+            instrumentation.instrument(model, self._weights, self)
         options._freeze()
         self._options._freeze()
         kind = "trainingModel" if training else "inferenceModel"
         Channel(f"poptorch.{kind}").instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
-
-    def _prepare_training(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        if instrumentation.is_instrumented(model):
-            raise RuntimeError(
-                "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
-                "unwrap before wrapping again."
-            )
-        instrumentation.check_buffers(model)
-        if optimizer is None:
-            optimizer = SGD(model.parameters(), lr=0.01)
-        self._link = OptimizerLink(optimizer, self._options)
-        self._link.connect()
-        self._options.Training.set(
-            meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(self._link.spec.strategy)
-        )
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -143,65 +99,36 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         """The executor's own, frozen copy of the options."""
         return self._options
 
+    @staticmethod
+    def unwrapped(model: Any) -> Any:
+        """The user's model in an executor; anything else as it is."""
+        return model._user_model if isinstance(model, PoplarExecutor) else model
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and "_model" not in self.__dict__:
             raise AttributeError(name)
         value = getattr(self._model, name)
         if not self._training and isinstance(value, nn.Parameter):
-            return ParameterView.of(value, functools.partial(self.group_replicas, value))
+            return self._weights.shown(value)
         return value
-
-    def group_replicas(self, parameter: nn.Parameter, kind: Any, size: int, retrieval: Any) -> None:
-        """What ``executor.<parameter>.replicaGrouping(...)`` does; to be called before compilation."""
-        kind, retrieval = CommGroupType(kind), VariableRetrievalMode(retrieval)
-        names = self._parameter_names()
-        name = names[id(parameter)]
-        if self._build is not None:
-            raise createPoptorchError(
-                f"Replica grouping of {name!r} after compilation: the program exists already. Call it before compile() "
-                "and before the first run, or destroy() the model first."
-            )
-        if parameter.dim() == 0:
-            raise createPoptorchError(
-                f"Scalars cannot be passed to replicaGrouping: {name!r} needs a first dimension that counts the groups."
-            )
-        if kind is CommGroupType.All:
-            self._groups.pop(name, None)
-            return
-        grouping = ReplicaGrouping(kind, size, self._options.replication_factor, retrieval)
-        grouping.check(name, tuple(parameter.shape))
-        self._groups[name] = grouping
 
     def __repr__(self) -> str:
         return module_repr(self._model)
-
-    @property
-    def weights_are_watched(self) -> bool:
-        """Whether a look at the weights is the user's (and needs fresh values) or our own."""
-        return self._watched
-
-    @contextlib.contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        previous, self._watched = self._watched, False
-        try:
-            yield
-        finally:
-            self._watched = previous
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
     def isCompiled(self) -> bool:
         """Whether there is a compiled program."""
-        return self._build is not None
+        return self._session is not None
 
     def isAttachedToDevice(self) -> bool:
         """Whether the program is loaded on a device."""
-        return self._build is not None and self._device is not None
+        return self._session is not None and self._session.is_attached
 
-    def _compiled(self) -> tuple[Build, Engine]:
-        if self._build is None or self._engine is None:
+    def _compiled(self) -> Session:
+        if self._session is None:
             raise createPoptorchError("Model has not been compiled or has been destroyed.")
-        return self._build, self._engine
+        return self._session
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile the model for arguments like these, and load it on the device.
@@ -212,7 +139,7 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         >>> model.isCompiled()
         True
         """
-        if self._build is not None:
+        if self._session is not None:
             logger.warning("Call to compile() ignored: model already compiled")
             return
         call = self._bind(args, kwargs)
@@ -230,246 +157,56 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
             check_tracing_rules(call, self._signature)
         return call
 
-    def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> None:
-        started = time.monotonic()
-        validate_options(self._options.toDict())
-        announce_precision(self._options.Precision)
-        set_repeat_limit(self._options.max_repeat_logs)
-        mention_unfinished(self._options)
-        if self._training:
-            refuse_distributed_training(self._options)
-        self._check_target()
+    def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
+        check_options(self._options, self._training)
         self._take_model()
-        try:
-            with self._unwatched(), self._turn_to_compile(), Progress(self._options, STAGES + 1) as progress:
-                self._compile_and_load(call, progress, stored)
-        except BaseException:
-            # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
-            self._release()
-            raise
-        self._compile_time = datetime.timedelta(seconds=time.monotonic() - started)
+        self._session = Session.compile(self._wrapped, call, stored)
+        return self._session
 
     def _take_model(self) -> None:
         """A training executor that was destroyed and is used again watches its model again."""
-        if self._link is not None and instrumentation.owner_of(self._user_model) is not self:
-            instrumentation.instrument(self._user_model, self)
-            self._link.connect()
-
-    def _compile_and_load(self, call: BoundCall, progress: Progress, stored: StoredExecutable | None) -> None:
-        self.copyWeightsToHostIfNeeded()
-        if self._link is not None:
-            self._link.check()
-        request = CompileRequest(
-            self._captured,
-            call,
-            self._options,
-            self._training,
-            self._link.spec if self._link is not None else None,
-            normalise=self._normalise,
-            groups=self._groups,
-        )
-        device_program = lower_for_device(request, progress.begin)
-        if self._options.connection_type == ConnectionType.Always:
-            self._attach(device_program.ipus_per_replica)
-        progress.begin("code")
-        executable = Executable(device_program, build_host(device_program))
-        backend.debug("Finished Poplar compilation")
-        build = Build(executable, self._code_store(executable, stored, cached=not self._uses_ipu_model()))
-        self._check_updatable_buffers(build)
-        if stored is not None:
-            stored.check(build)
-        engine = Engine(build.executable)
-        if build.executable.code.native_after == 0:
-            self._use_native_code(build, engine, progress)
-        progress.begin("loading")
-        if self._options.connection_type == ConnectionType.OnDemand:
-            self._attach(build.executable.device.ipus_per_replica)
-        self._upload(engine)
-        self._build, self._engine, self._example = build, engine, call
-        if self._link is not None:
-            self._link.compiled(build, engine, self._parameter_names(), self._is_offline())
-        self._load()
-
-    def _load(self) -> None:
-        """The device is attached: random state and optimizer state follow the weights."""
-        _, engine = self._compiled()
-        if self._random_state is None and self._options.exists("random_seed"):
-            self._random_state = [self._options.random_seed]
-        if self._random_state is not None:
-            self._send_random_state(engine)
-        if self._link is not None and not self._is_offline():
-            self._link.attached(self._save_weights)
-
-    def _check_target(self) -> None:
-        options = self._options
-        uses_model = self._uses_ipu_model()
-        if self._is_offline() and uses_model:
-            raise createPoptorchError("ConnectionType.Never is not supported for the IPU model")
-        if self._is_offline() and options.exists("ipu_id"):
-            raise createPoptorchError("Offline compilation targeting a specific id not supported")
-        counts_cycles = bool(options._Popart.options.get("instrumentWithHardwareCycleCounter"))
-        if counts_cycles and (uses_model or self._is_offline()):
-            raise createPoptorchError("Cycle count logging is only supported on actual IPU hardware.")
-        if uses_model and options._Popart.options.get("enableEngineCaching"):
-            logger.warning("enableExecutableCaching doesn't work with the IPU model")
-
-    def _uses_ipu_model(self) -> bool:
-        if self._options.exists("use_model"):
-            return bool(self._options.use_model)
-        return environment.ipu_model_request().enabled
-
-    def _is_offline(self) -> bool:
-        return self._options.connection_type == ConnectionType.Never
-
-    def _attach(self, ipus_per_replica: int) -> None:
-        """Reserve the IPUs of the program."""
-        simulated = self._uses_ipu_model()
-        needed = counting.reserve_ipus(
-            ipus_per_replica,
-            self._options.replication_factor,
-            auto_round=self._options.auto_round_num_ipus,
-            hardware=not simulated,
-        )
-        if simulated or needed == 0:
-            self._device = device.simulated(needed)
-            return
-        if not self._options.exists("ipu_id"):
-            self._device = device.acquire(needed, self)
-            return
-        chosen = self._options.ipu_id
-        counting.check_selected_device(device.size_of(chosen), needed, chosen)
-        self._device = device.acquire_id(chosen, self)
+        link = self._wrapped.link
+        if link is not None and instrumentation.watcher_of(self._user_model) is not self._weights:
+            instrumentation.instrument(self._user_model, self._weights, self)
+            link.connect()
 
     def attachToDevice(self) -> None:
         """Reserve a device for the compiled program and load everything on it."""
-        assert not self._is_offline(), "Trying to attach to an offline device"
-        build, engine = self._compiled()
-        if self._device is not None:
-            raise createPoptorchError("Device is already attached")
-        self._attach(build.executable.device.ipus_per_replica)
-        with self._unwatched():
-            self._upload(engine)
-        self._load()
+        assert not self._offline, "Trying to attach to an offline device"
+        self._compiled().attach()
 
     def detachFromDevice(self) -> None:
         """Bring everything to the host and release the device; the compiled program is kept."""
-        _, engine = self._compiled()
-        if self._device is None:
-            raise createPoptorchError("Device is not attached")
-        self._read_random_state(engine)
-        if self._training:
-            self.copyWeightsToHostIfNeeded()
-        if self._link is not None:
-            self._link.read_back()
-        self._device.release()
-        self._device = None
+        self._compiled().detach()
 
     def destroy(self) -> None:
         """Release program and device; for training, leave the trained weights in the user's model and unwrap it."""
-        was_compiled = self._build is not None
-        if was_compiled:
-            if self._training:
-                self.copyWeightsToHostIfNeeded()
-            if self._link is not None:
-                self._link.disconnect()
-            self._release()
+        session = self._session
+        if session is not None:
+            self.copyWeightsToHostIfNeeded()
+            if self._wrapped.link is not None:
+                self._wrapped.link.disconnect()
+            session.release()
+            self._session = None
         if not self._training:
             return
-        if instrumentation.owner_of(self._user_model) is self:
+        if instrumentation.watcher_of(self._user_model) is self._weights:
             instrumentation.restore(self._user_model)
-        elif was_compiled:
+        elif session is not None:
             raise createPoptorchError(
                 "Cannot unwrap the model: model was never wrapped by this executor, or its class was changed since. "
                 "Program and device are released."
             )
 
-    def _release(self) -> None:
-        """Forget the program and free its device."""
-        if self._device is not None:
-            self._device.release()
-        self._build = self._engine = self._device = self._example = None
-        self._ran = self._ever_ran = False
-        self._random_state = None
-
     def __del__(self) -> None:
         # A training executor may be dropped without destroy(): what it learned must not be lost.
-        if sys.is_finalizing() or not self.__dict__.get("_host_weights_stale"):
+        weights: HostWeights | None = self.__dict__.get("_weights")
+        if sys.is_finalizing() or weights is None or weights.newest is Newest.HOST:
             return
         with contextlib.suppress(Error, RuntimeError):
             self.copyWeightsToHost()
 
-    # -- optimizer and random numbers ----------------------------------------------------------------------------
-
-    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Replace the optimizer, or re-read the attributes of the current one."""
-        if self._link is None:
-            raise createPoptorchError("setOptimizer() needs a training model: this one is for inference")
-        with self._unwatched():
-            self._link.replace(optimizer, self._save_weights)
-
-    @property
-    def rng_state(self) -> list[int] | None:
-        """Seed and position of the device's random numbers."""
-        _, engine = self._compiled()
-        if self._ran:
-            self._read_random_state(engine)
-        return None if self._random_state is None else list(self._random_state)
-
-    @rng_state.setter
-    def rng_state(self, state: Sequence[int]) -> None:
-        _, engine = self._compiled()
-        words = list(state)
-        if not words or not all(isinstance(word, int) for word in words):
-            raise createPoptorchError(
-                f"rng_state must be a list of integers that starts with the seed, as reading it returns, not {words!r}"
-            )
-        self._random_state = words
-        self._ran = False
-        if self.isAttachedToDevice():
-            self._send_random_state(engine)
-
-    def _read_random_state(self, engine: Engine) -> None:
-        if self._ran:
-            backend.debug("Reading random seed")
-            backend.debug("Reading RNG state")
-            self._random_state = engine.rng_state
-            self._ran = False
-
-    def _send_random_state(self, engine: Engine) -> None:
-        assert self._random_state is not None
-        backend.debug("Setting random seed to %d", self._random_state[0])
-        if len(self._random_state) > 1:
-            backend.debug("Setting RNG state")
-        engine.rng_state = self._random_state
-
     # -- running -------------------------------------------------------------------------------------------------
-
-    def _count_towards_native(self, build: Build, engine: Engine) -> None:
-        """After as many calls as the program itself fixes, compile it to native code.
-
-        A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
-        """
-        self._calls += 1
-        code = build.executable.code
-        if code.native_after is None or self._calls <= code.native_after:
-            return
-        logger.info("Compiling the program to native code after %d calls", self._calls - 1)
-        try:
-            with Progress(self._options, 0) as progress:
-                self._use_native_code(build, engine, progress)
-        except Exception as error:  # noqa: BLE001  whatever a compiler may raise
-            what = f"{type(error).__name__}: {error}".partition("\n\nSet TORCHDYNAMO")[0]
-            logger.warning("The program stays interpreted, because compiling it to native code failed: %s", what)
-            self._install(build, engine, dataclasses.replace(code, native_after=None))
-
-    def _use_native_code(self, build: Build, engine: Engine, progress: Progress) -> None:
-        executable = build.executable
-        self._install(build, engine, native_code(executable.device, executable.code, build.store, progress))
-
-    @staticmethod
-    def _install(build: Build, engine: Engine, code: HostCode) -> None:
-        engine.install(code)
-        build.executable = engine.executable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
@@ -478,65 +215,152 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
         call = self._bind(args, kwargs)
-        if self._build is None:
-            self._compile(call)
-        elif self._device is None:
+        session = self._session
+        if session is None:
+            session = self._compile(call)
+        elif not session.is_attached:
             self.attachToDevice()
-        build, engine = self._compiled()
-        if not self._training:
-            self._follow_training()
-        if self._traced:
-            build.interface.layout.check_traced_count(call)
-        given = build.interface.layout.tensors_of(call)
-        if self._link is not None:
-            with self._unwatched():
-                self._link.upload(self._save_weights)
-        specs = build.interface.layout.specs
-        inputs = [self._normalise(tensor, spec.path) for tensor, spec in zip(given, specs, strict=True)]
-        if build.executable.code.native_after is not None:
-            self._count_towards_native(build, engine)
-        if self._host_weights_stale and engine.wants_host_memory():
-            self._lend_weights(engine)
-        results = engine.run(inputs)
-        self._after_run(build, given, inputs)
-        return self._rebuild(build, results)
+        if not self._training and self._weights.fetch_from_trainer():
+            logger.debug("Implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+        return session.run(call)
 
-    def _after_run(self, build: Build, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        for index in build.interface.written_inputs:
-            original, used = given[index], inputs[index]
-            if original is not used and original.is_contiguous():
-                original.detach().copy_(used)
-        self._ran = self._ever_ran = True
-        if self._training:
-            self._host_weights_stale = True
-            if self._link is not None:
-                self._link.ran()
+    # -- weights -------------------------------------------------------------------------------------------------
 
-    def _rebuild(self, build: Build, results: Sequence[torch.Tensor]) -> Any:
-        interface = build.interface
-        constants = interface.host_results
-        tensors = [
-            (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
-            for i, position in enumerate(interface.result_positions)
-        ]
-        return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)
+    def copyWeightsToDevice(self) -> None:
+        """Overwrite the device's parameters and buffers with the host's; training not yet fetched is lost."""
+        self._compiled().upload_weights()
+
+    def copyWeightsToHost(self) -> None:
+        """Overwrite the host's parameters and buffers with the device's."""
+        self._compiled().download_weights()
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Fetch weights if the device trained since the last time; tells whether it did."""
+        return self._weights.download_if_needed()
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """Load into the user's model and, if attached, onto the device."""
+        result = self._weights.load_state_dict(self._model, state_dict, strict)
+        if self.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        return result
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Refresh the buffers declared with ``Options.updatableNamedBuffers`` from the host, and nothing else."""
+        self._compiled().upload_buffers()
+
+    # -- optimizer and random numbers ----------------------------------------------------------------------------
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Replace the optimizer, or re-read the attributes of the current one."""
+        if self._wrapped.link is None:
+            raise createPoptorchError("setOptimizer() needs a training model: this one is for inference")
+        with self._weights.unwatched():
+            self._wrapped.link.replace(optimizer, self._weights.download_if_needed)
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """Seed and position of the device's random numbers."""
+        return self._compiled().rng_state
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int]) -> None:
+        session, words = self._compiled(), list(state)
+        if not words or not all(isinstance(word, int) for word in words):
+            raise createPoptorchError(
+                f"rng_state must be a list of integers that starts with the seed, as reading it returns, not {words!r}"
+            )
+        session.rng_state = words
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
+        """Write the compiled program to a file, which :func:`poptorch.load` and :meth:`loadExecutable` read.
+
+        With ``export_model`` the model, its weights and the optimizer are in the file too, pickled: the class of the
+        model must be found by its name, so classes made inside functions are exported without. The executor goes on
+        as if nothing had happened.
+
+        >>> import pathlib, poptorch, tempfile
+        >>> path = str(pathlib.Path(tempfile.mkdtemp()) / "relu.poptorch")
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> output = model(torch.zeros(2))
+        >>> model.save(path)
+        >>> poptorch.load(path)(torch.tensor([-1.0, 1.0])).tolist()
+        [0.0, 1.0]
+        """
+        session = self._compiled()
+        saving.save(session, self.model, filename, export_model=export_model, save_rng_state=save_rng_state)
+
+    def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
+        """Compile for arguments like these, then :meth:`save`. Needs no device if the options ask for an offline
+        target.
+
+        >>> import pathlib, poptorch, tempfile
+        >>> path = str(pathlib.Path(tempfile.mkdtemp()) / "relu.poptorch")
+        >>> options = poptorch.Options().useOfflineIpuTarget()
+        >>> poptorch.inferenceModel(torch.nn.ReLU(), options).compileAndExport(path, torch.zeros(2))
+        """
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def loadExecutable(self, filename: str) -> None:
+        """Take the program from a file instead of compiling it.
+
+        The model is captured again, with the arguments that the file was compiled for, and must give the same graph:
+        same model, same options. Weights, optimizer and random numbers are this executor's own. Nothing in the file
+        is unpickled.
+        """
+        if self._session is not None:
+            raise createPoptorchError(
+                f"Cannot load {filename}: the model is compiled already. Call destroy() first, or wrap it anew."
+            )
+        self.load_stored(StoredExecutable(filename))
+
+    def load_stored(self, stored: StoredExecutable, exported: Exported | None = None) -> None:
+        """Take the program from an open file; of one that ``exported`` came from, everything else too."""
+        if exported is not None:
+            self._weights.restore_groups(exported.groups)
+        stored.check_version()
+        stored.check_custom_ops()
+        call = stored.example(trusted=exported is not None)
+        try:
+            self._signature.bind(call.positional, call.keyword)
+        except (AssertionError, Error) as error:
+            raise createPoptorchError(
+                f"{stored.name} was exported from another program: its example arguments do not fit this model's "
+                f"forward(): {error}"
+            ) from error
+        with torch.inference_mode(False):
+            self._compile(call, stored)
+        if exported is not None and stored.rng_state is not None:
+            self.rng_state = stored.rng_state
 
     # -- looking inside ------------------------------------------------------------------------------------------
 
     @property
+    def executable(self) -> Executable:
+        """The compiled model: what IPUs run, and the code by which this host runs it."""
+        return self._compiled().executable
+
+    @property
     def program(self) -> Program:
         """The compiled program of one micro-batch; ``print`` it to read it."""
-        return self._compiled()[0].executable.program
+        return self._compiled().program
 
     @property
     def plan(self) -> Plan:
-        """How IPUs share the compiled model; ``print`` it to read it."""
-        return self._compiled()[0].executable.plan
+        """How IPUs share the compiled model: its parts, and what they hand to each other.
 
-    @property
-    def executable(self) -> Executable:
-        """The compiled model: what IPUs run, and the code by which this host runs it."""
-        return self._compiled()[0].executable
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> model.compile(torch.zeros(2))
+        >>> print(model.plan)
+        sharded, 1 part
+        forward of part 0 (stage 0, phase 0, IPU 0): 1 operations, receives 0 values (0 bytes), sends 0
+        """
+        return self._compiled().plan
 
     def drawSchedule(self, path: str | Path | None = None) -> str:
         """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.
@@ -551,10 +375,61 @@ class PoplarExecutor(WeightTransfer, Inspection, Precompilation):
         ideal, 0 % idle
         IPU0 | 0F 1F 2F
         """
-        ideal, measured = self._compiled()[1].schedule()
+        ideal, measured = self._compiled().schedule()
         if path is not None:
             gantt.save(path, ideal, measured)
         return gantt.as_text(ideal, measured)
+
+    def getTensorNames(self) -> list[str]:
+        """The names of all tensors of the compiled graph."""
+        return inspection.tensor_names(self._session)
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """The value that an anchored tensor had in the latest call."""
+        return inspection.anchored_tensor(self._session, short_name)
+
+    def cycleCount(self) -> int:
+        """Device cycles of the last run."""
+        return inspection.cycle_count(self._session, self._options)
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long the last compilation took."""
+        return inspection.compilation_time(self._session, self._options)
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """Time stamps of the inputs and outputs of the last call."""
+        return inspection.perf_counters(self._session)
+
+    def getHostIpuLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the request of an input to its delivery."""
+        return counters.latency(self.getPerfCounters(), "input", "input_complete")
+
+    def getComputeLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the last input to the last output."""
+        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=False)
+
+    def getIpuHostLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the first output to the delivery of the last."""
+        return counters.latency(self.getPerfCounters(), "output", "output_complete")
+
+    def getLatency(self) -> counters.Latency:
+        """Shortest, longest, average time from the request of an input to the delivery of the output."""
+        return counters.latency(self.getPerfCounters(), "input", "output_complete")
+
+
+def _optimizer_link(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options) -> OptimizerLink:
+    if instrumentation.is_instrumented(model):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
+            "unwrap before wrapping again."
+        )
+    instrumentation.check_buffers(model)
+    if optimizer is None:
+        optimizer = SGD(model.parameters(), lr=0.01)
+    link = OptimizerLink(optimizer, options)
+    link.connect()
+    options.Training.set(meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(link.spec.strategy))
+    return link
 
 
 def _resolved_copy(options: Options, training: bool) -> Options:
@@ -567,59 +442,3 @@ def _resolved_copy(options: Options, training: bool) -> Options:
             anchor[2] = copied.output_mode
             anchor[3] = copied.output_return_period if copied.output_mode == OutputMode.EveryN else 1
     return copied
-
-
-def _unwrapped(model: Any) -> Any:
-    return model._user_model if isinstance(model, PoplarExecutor) else model
-
-
-def trainingModel(
-    model: nn.Module | PoplarExecutor,
-    options: Options | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> PoplarExecutor:
-    """Wrap a model for training on virtual IPUs: forward, backward and weight update in one compiled program.
-
-    The model must compute its loss in ``forward``. Without an optimizer, SGD with a learning rate of 0.01 is used.
-
-    >>> import poptorch
-    >>> class WithLoss(torch.nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.layer = torch.nn.Linear(2, 1)
-    ...     def forward(self, x, target):
-    ...         y = self.layer(x)
-    ...         return y, torch.nn.functional.mse_loss(y, target)
-    >>> training = poptorch.trainingModel(WithLoss())
-    >>> output, loss = training(torch.ones(4, 2), torch.zeros(4, 1))
-    >>> output.shape
-    torch.Size([4, 1])
-    """
-    return PoplarExecutor(_unwrapped(model), options, training=True, optimizer=optimizer)
-
-
-def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
-    """Wrap a model for inference on virtual IPUs.
-
-    >>> import poptorch
-    >>> inference = poptorch.inferenceModel(torch.nn.ReLU())
-    >>> inference(torch.tensor([-1.0, 2.0])).tolist()
-    [0.0, 2.0]
-    """
-    return PoplarExecutor(_unwrapped(model), options, training=False)
-
-
-def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
-    """An executor that is ready to run, from a file written by ``save`` or ``compileAndExport``.
-
-    ``edit_opts_fn`` may change the options in place before the model is wrapped, for instance to choose a device. The
-    model in the file is pickled: load files that you trust only.
-
-    >>> import pathlib, poptorch, tempfile
-    >>> path = str(pathlib.Path(tempfile.mkdtemp()) / "relu.poptorch")
-    >>> poptorch.inferenceModel(torch.nn.ReLU()).compileAndExport(path, torch.zeros(2))
-    >>> poptorch.load(path)(torch.tensor([-1.0, 1.0])).tolist()
-    [0.0, 1.0]
-    """
-    executor: PoplarExecutor = exporting.load(filename, edit_opts_fn, PoplarExecutor)
-    return executor

@@ -1,9 +1,13 @@
-"""Weights and buffers between host and device: who has the newer ones, and when they are copied."""
+"""The weights of a wrapped model on the host: whether the device has newer ones, and when they are copied."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+import contextlib
+import enum
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,74 +15,213 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import backend, logger
 from poptorch.capture.state import collect_state
-from poptorch.devices.attachment import Device
+from poptorch.enums import CommGroupType, ConnectionType, VariableRetrievalMode
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
-from poptorch.executor.build import Build
-from poptorch.executor.optimizer_link import OptimizerLink
+from poptorch.executor.outputs import ParameterView
 from poptorch.options import Options
 from poptorch.program.replica_groups import ReplicaGrouping
-from poptorch.runtime.engine import Engine
+from poptorch.runtime.weight_overlay import WeightOverlay, end_overlays
+
+_versions = itertools.count()
+"""The version numbers of the host's weights: one series for all models, so that equal numbers mean equal weights."""
 
 
-class WeightTransfer:
-    """The part of an executor that copies weights."""
+class Newest(enum.Enum):
+    """Where the newest weights are.
 
-    _captured: nn.Module
-    _model: nn.Module
-    _user_model: nn.Module
-    _options: Options
-    _device: Device | None
-    _link: OptimizerLink | None
-    _groups: dict[str, ReplicaGrouping]
-    _host_weights_stale: bool
-    _host_version: int
-    _uploaded_version: Any
+    What a user writes into the host's tensors is not noticed. It reaches the device with the next upload.
+    """
 
-    def _host_tensors(self) -> dict[str, torch.Tensor]:
-        return {entry.name: entry.tensor for entry in collect_state(self._captured)}
+    HOST = "on the host; the device has the same ones, or older ones, or none"
+    DEVICE = "on the device, which has trained since the last copy"
 
-    def _parameter_names(self) -> dict[int, str]:
-        return {id(entry.tensor): entry.name for entry in collect_state(self._captured)}
 
-    def _upload(self, engine: Engine) -> None:
-        if not self._is_offline():
-            backend.debug("Writing weights from host to IPU memory.")
-        self._newer_training_weights()
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            tensors = self._host_tensors()
-            for name, grouping in self._groups.items():
-                tensors[name] = grouping.to_device(tensors[name])
-            engine.upload(tensors)
+class Copier(Protocol):
+    """The executor, as far as downloads are concerned that the user did not ask for.
 
-    def copyWeightsToDevice(self) -> None:
-        """Overwrite the device's parameters and buffers with the host's; training not yet fetched is lost."""
-        _, engine = self._compiled()
-        self._check_attached()
-        self._host_weights_stale = False
-        with self._unwatched():
-            if self._link is not None:
-                self._link.read_back()
-            self._upload(engine)
-
-    def _check_attached(self) -> None:
-        if self._device is None:
-            raise createPoptorchError(
-                "Device is not attached: call attachToDevice() before copying weights between host and device"
-            )
+    They go through its public method, which a subclass or an instance may replace.
+    """
 
     def copyWeightsToHost(self) -> None:
         """Overwrite the host's parameters and buffers with the device's."""
-        _, engine = self._compiled()
-        self._check_attached()
+
+
+class DeviceMemory(Protocol):
+    """The engine, as far as copies of weights are concerned."""
+
+    def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy host parameters and buffers to the device."""
+
+    def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+        """Copy some host buffers to the device."""
+
+    def download(self) -> dict[str, torch.Tensor]:
+        """Device parameters and buffers by name, not copied."""
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Device parameters by name, not copied."""
+
+
+class HostWeights:
+    """Parameters and buffers of one wrapped model on the host.
+
+    It lives as long as the executor. While there is a compiled program, from :meth:`open` to :meth:`close`, copies go
+    from and to the memory of its engine.
+    """
+
+    def __init__(self, model: nn.Module, user_model: nn.Module, options: Options, copier: Copier) -> None:
+        self._model = model
+        self._user_model = user_model
+        self._options = options
+        self._copier = weakref.ref(copier)
+        self._newest = Newest.HOST
+        self._version = next(_versions)
+        self._followed: int | None = None
+        """Which version of a training executor's weights was uploaded last."""
+
+        self._watched = True
+        self._groups: dict[str, ReplicaGrouping] = {}
+        self._overlay: WeightOverlay | None = None
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Newest:
+        """Where the newest weights are."""
+        return self._newest
+
+    @property
+    def version(self) -> int:
+        """Changes with every download."""
+        return self._version
+
+    def open(self, *, overlay: bool) -> None:
+        """A program was compiled; ``overlay`` says whether its weights may lie in the host's memory."""
+        self._overlay = WeightOverlay(overlay)
+
+    def close(self) -> None:
+        """The program is gone."""
+        self._overlay = None
+
+    def trained(self) -> None:
+        """The device has updated its weights."""
+        self._newest = Newest.DEVICE
+
+    def end_overlay(self) -> None:
+        """The device's weights get other places in memory: the host has its own memory, with its own values, again."""
+        if self._overlay is not None:
+            self._overlay.end(keep=False)
+
+    # -- tensors -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers by name."""
+        return {entry.name: entry.tensor for entry in collect_state(self._model)}
+
+    def names(self) -> dict[int, str]:
+        """The names of parameters and buffers by the identity of the tensor."""
+        return {id(entry.tensor): entry.name for entry in collect_state(self._model)}
+
+    @property
+    def groups(self) -> Mapping[str, ReplicaGrouping]:
+        """Parameters whose value differs between groups of replicas."""
+        return self._groups
+
+    def restore_groups(self, groups: Mapping[str, ReplicaGrouping]) -> None:
+        """Take over the groups of an exported model."""
+        self._groups.update(groups)
+
+    def group_replicas(self, parameter: torch.Tensor, kind: Any, size: int, retrieval: Any) -> None:
+        """What ``executor.<parameter>.replicaGrouping(...)`` does; to be called before compilation."""
+        kind, retrieval = CommGroupType(kind), VariableRetrievalMode(retrieval)
+        name = self.names()[id(parameter)]
+        if self._overlay is not None:
+            raise createPoptorchError(
+                f"Replica grouping of {name!r} after compilation: the program exists already. Call it before compile() "
+                "and before the first run, or destroy() the model first."
+            )
+        if parameter.dim() == 0:
+            raise createPoptorchError(
+                f"Scalars cannot be passed to replicaGrouping: {name!r} needs a first dimension that counts the groups."
+            )
+        if kind is CommGroupType.All:
+            self._groups.pop(name, None)
+            return
+        grouping = ReplicaGrouping(kind, size, self._options.replication_factor, retrieval)
+        grouping.check(name, tuple(parameter.shape))
+        self._groups[name] = grouping
+
+    def shown(self, parameter: nn.Parameter) -> ParameterView:
+        """A parameter as an inference executor shows it."""
+        return ParameterView.of(
+            parameter, lambda kind, size, retrieval: self.group_replicas(parameter, kind, size, retrieval)
+        )
+
+    # -- watching ------------------------------------------------------------------------------------------------
+
+    def looked_at(self) -> None:
+        """A watched tensor or model is used: the user must see what the device has learned."""
+        if self._watched:
+            self.download_if_needed()
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """In here, uses of the tensors are our own and need no fresh values."""
+        previous, self._watched = self._watched, False
+        try:
+            yield
+        finally:
+            self._watched = previous
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def upload(self, memory: DeviceMemory) -> None:
+        """Overwrite the device's parameters and buffers; training that was not downloaded is lost."""
+        if self._options.connection_type != ConnectionType.Never:
+            backend.debug("Writing weights from host to IPU memory.")
+        self._newest = Newest.HOST
+        with self.unwatched():
+            self.fetch_from_trainer()
+            with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                tensors = self.tensors()
+                self.end_overlay()
+                end_overlays(tensors.values())
+                for name, grouping in self._groups.items():
+                    tensors[name] = grouping.to_device(tensors[name])
+                memory.upload(tensors)
+
+    def upload_buffers(self, memory: DeviceMemory) -> None:
+        """Refresh the buffers that the options declare updatable, and nothing else."""
+        names = self._options._Popart.options.get("updatableNamedBuffers")
+        if not names:
+            raise createPoptorchError(
+                "No named buffers marked as updatable: list them with poptorch.Options().updatableNamedBuffers([...])"
+            )
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            memory.upload_buffers(self.tensors(), list(names))
+
+    def check_updatable_buffers(self) -> None:
+        """The buffers that the options declare updatable must exist."""
+        known = {name for name, _ in self._model.named_buffers()}
+        for name in self._options._Popart.options.get("updatableNamedBuffers", ()):
+            if name not in known:
+                raise createPoptorchError(
+                    f"Buffer {name}, marked as updatable, does not exist: the model has {sorted(known)}"
+                )
+
+    def download(self, memory: DeviceMemory) -> None:
+        """Overwrite the host's parameters and buffers."""
         backend.debug("Writing weights from IPU to host.")
-        # Cleared first: writing to the user's tensors looks at them.
-        self._host_weights_stale = False
-        # Somebody may look at weights, or drop an executor, while another model is being captured.
-        with self._unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-            host = self._host_tensors()
-            engine.return_host_memory(host)
-            values = engine.download()
+        # Set first: writing to the user's tensors looks at them.
+        self._newest = Newest.HOST
+        # Weights may be looked at, or an executor be dropped, while another model is being captured.
+        with self.unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            host = self.tensors()
+            if self._overlay is not None:
+                self._overlay.end(keep=True)
+            end_overlays(host.values())
+            values = memory.download()
             for name, tensor in host.items():
                 value = values[name]
                 if name in self._groups:
@@ -86,74 +229,56 @@ class WeightTransfer:
                     if tensor.shape != value.shape:  # one row for each group becomes one for each replica
                         tensor.data = tensor.new_empty(value.shape)
                 tensor.copy_(value)
-        self._host_version += 1
+        self._version = next(_versions)
 
-    def copyWeightsToHostIfNeeded(self) -> bool:
+    def download_if_needed(self) -> bool:
         """Fetch weights if the device trained since the last time; tells whether it did."""
-        if not self._host_weights_stale:
+        copier = self._copier()
+        if self._newest is Newest.HOST or copier is None:
             return False
         logger.debug("Implicit copyWeightsToHost()")
-        self.copyWeightsToHost()
+        copier.copyWeightsToHost()
         return True
 
-    def _lend_weights(self, engine: Engine) -> None:
-        """Nobody has looked at the host's weights for some calls: let the device use their memory."""
-        with self._unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            host = self._host_tensors()
-            engine.borrow({n: t for n, t in host.items() if instrumentation.is_watched_by(t, self)})
+    @contextlib.contextmanager
+    def with_values_of(self, memory: DeviceMemory, names: set[str]) -> Iterator[None]:
+        """In here, the named tensors have the device's values."""
+        newer = memory.download()
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names}
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            for name, tensor in tensors.items():
+                tensor.copy_(newer[name])
+            try:
+                yield
+            finally:
+                for name, tensor in tensors.items():
+                    tensor.copy_(kept[name])
 
-    def _save_weights(self) -> None:
-        self.copyWeightsToHostIfNeeded()
+    def load_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any], strict: bool) -> Any:
+        """Load into ``model``, which has these tensors, and leave it to the caller to upload them."""
+        self.download_if_needed()  # what the dictionary does not mention must not be lost
+        with self.unwatched():
+            return model.load_state_dict(state_dict, strict)
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
-        """Load into the user's model and, if attached, onto the device."""
-        self.copyWeightsToHostIfNeeded()  # what the dictionary does not mention must not be lost
-        with self._unwatched():
-            result = self._model.load_state_dict(state_dict, strict)
-        if self.isAttachedToDevice():
-            self.copyWeightsToDevice()
-        return result
+    def lend_if_unused(self, memory: DeviceMemory) -> None:
+        """To be called before a training call: after some calls without a look, the device uses the host's memory."""
+        if self._newest is Newest.HOST or self._overlay is None or not self._overlay.called():
+            return
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            host = {n: t for n, t in self.tensors().items() if instrumentation.is_watched_by(t, self)}
+            self._overlay.begin((host[name], own) for name, own in memory.parameters().items() if name in host)
 
-    def copyNamedBuffersToDevice(self) -> None:
-        """Refresh the buffers declared with ``Options.updatableNamedBuffers`` from the host, and nothing else."""
-        _, engine = self._compiled()
-        names = self._options._Popart.options.get("updatableNamedBuffers")
-        if not names:
-            raise createPoptorchError(
-                "No named buffers marked as updatable: list them with poptorch.Options().updatableNamedBuffers([...])"
-            )
-        with self._unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            engine.upload_buffers(self._host_tensors(), list(names))
+    # -- training and inference of one model ---------------------------------------------------------------------
 
-    def _check_updatable_buffers(self, build: Build) -> None:
-        known = {name for name, _ in self._captured.named_buffers()}
-        for name in self._options._Popart.options.get("updatableNamedBuffers", ()):
-            if name not in known:
-                raise createPoptorchError(
-                    f"Buffer {name}, marked as updatable, does not exist: the model has {sorted(known)}"
-                )
+    def fetch_from_trainer(self) -> bool:
+        """Bring to the host what a training executor of the same model learned.
 
-    def _follow_training(self) -> None:
-        """Before inference: take over what a training executor of the same model learned."""
-        if self._newer_training_weights():
-            logger.debug("Implicit copyWeightsToDevice()")
-            self.copyWeightsToDevice()
-
-    def _newer_training_weights(self) -> bool:
-        """Whether a training executor of the same model has, or had until now, newer weights than this one uploaded."""
-        owner = instrumentation.owner_of(self._user_model)
-        if owner is None or owner is self:
+        Tells whether this is news for the device: whether it is another version than the last that was uploaded.
+        """
+        trainer = instrumentation.watcher_of(self._user_model)
+        if trainer is None or trainer is self:
             return False
-        owner.copyWeightsToHostIfNeeded()
-        version = (owner._identity, owner._host_version)
-        newer, self._uploaded_version = version != self._uploaded_version, version
+        trainer.download_if_needed()
+        newer, self._followed = trainer.version != self._followed, trainer.version
         return newer
-
-    # What the executor provides:
-
-    if TYPE_CHECKING:
-
-        def _compiled(self) -> tuple[Build, Engine]: ...
-        def _is_offline(self) -> bool: ...
-        def _unwatched(self) -> AbstractContextManager[None]: ...
-        def isAttachedToDevice(self) -> bool: ...

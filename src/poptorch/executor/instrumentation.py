@@ -1,8 +1,8 @@
 """What a training wrapper adds to the user's own model, and takes away again.
 
-The model's class becomes a subclass that fetches trained weights from the device when somebody looks at them; so do the
-classes of its parameters and buffers. Only a weak reference leads to the executor: a model that outlives it is an
-ordinary model again in all but name.
+The model's class becomes a subclass that fetches trained weights from the device when they are looked at; so do the
+classes of its parameters and buffers. Only weak references lead to the executor and its weights: a model that outlives
+them is an ordinary model again in all but name.
 """
 
 from __future__ import annotations
@@ -19,24 +19,31 @@ from torch import nn
 from poptorch.errors import createPoptorchError
 from poptorch.executor.outputs import DeviceTensor
 
-_MARK = "_poptorch_owner"
+_MARK = "_poptorch_watcher"
 
 
-class Owner(Protocol):
-    """The executor, as far as an instrumented model knows it."""
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Bring trained weights to the host if it has old ones; tells whether it did."""
-
-    def destroy(self) -> None:
-        """Let go of the device and of the model."""
-
-    def group_replicas(self, parameter: Any, kind: Any, size: int, retrieval: Any) -> None:
-        """Let groups of replicas have values of their own for a parameter."""
+class Watcher(Protocol):
+    """The weights of a wrapped model, as far as its watched tensors know them."""
 
     @property
-    def weights_are_watched(self) -> bool:
-        """Whether looking at weights counts as a use by the user."""
+    def version(self) -> int:
+        """Changes with every download."""
+
+    def looked_at(self) -> None:
+        """A watched tensor or model is used."""
+
+    def download_if_needed(self) -> bool:
+        """Bring trained weights to the host if it has old ones; tells whether it did."""
+
+    def group_replicas(self, parameter: torch.Tensor, kind: Any, size: int, retrieval: Any) -> None:
+        """Let groups of replicas have values of their own for a parameter."""
+
+
+class Destroyable(Protocol):
+    """The executor, as far as an instrumented model knows it."""
+
+    def destroy(self) -> None:
+        """Release the device and unwrap the model."""
 
 
 def is_instrumented(model: nn.Module) -> bool:
@@ -44,16 +51,16 @@ def is_instrumented(model: nn.Module) -> bool:
     return hasattr(type(model), _MARK)
 
 
-def owner_of(model: nn.Module) -> Any:
-    """The live training executor of an instrumented model, or ``None``."""
-    reference = getattr(type(model), _MARK, None)
+def watcher_of(model: nn.Module) -> Watcher | None:
+    """The weights of the live training executor of an instrumented model, or ``None``."""
+    reference: weakref.ref[Watcher] | None = getattr(type(model), _MARK, None)
     return None if reference is None else reference()
 
 
-def is_watched_by(tensor: torch.Tensor, owner: object) -> bool:
-    """Whether every look at the tensor goes through this training executor."""
+def is_watched_by(tensor: torch.Tensor, watcher: object) -> bool:
+    """Whether every look at the tensor is noticed by ``watcher``."""
     reference = getattr(type(tensor), _MARK, None)
-    return reference is not None and reference() is owner
+    return reference is not None and reference() is watcher
 
 
 def check_buffers(model: nn.Module) -> None:
@@ -65,14 +72,14 @@ def check_buffers(model: nn.Module) -> None:
             )
 
 
-def instrument(model: nn.Module, owner: Owner) -> None:
-    """Let ``model`` and its tensors fetch their values through ``owner``."""
+def instrument(model: nn.Module, watcher: Watcher, executor: Destroyable) -> None:
+    """Let ``model`` and its tensors fetch their values through ``watcher``, the weights of ``executor``."""
     if is_instrumented(model):
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to unwrap "
             "before wrapping again."
         )
-    reference = weakref.ref(owner)
+    reference = weakref.ref(watcher)
     parameter_class = _watched_tensor(nn.Parameter, reference)
     buffer_class = _watched_tensor(torch.Tensor, reference)
     for parameter in _unique(model.named_parameters()):
@@ -80,7 +87,7 @@ def instrument(model: nn.Module, owner: Owner) -> None:
             parameter.__class__ = parameter_class
     for buffer in _unique(model.named_buffers()):
         buffer.__class__ = buffer_class
-    model.__class__ = _watched_model(type(model), reference)
+    model.__class__ = _watched_model(type(model), reference, weakref.ref(executor))
 
 
 def restore(model: nn.Module) -> None:
@@ -100,13 +107,20 @@ def _unique(named: Iterator[tuple[str, Any]]) -> list[Any]:
     return list({id(tensor): tensor for _, tensor in named}.values())
 
 
-def _fetch(reference: weakref.ref[Any]) -> None:
-    owner = reference()
-    if owner is not None and owner.weights_are_watched:
-        owner.copyWeightsToHostIfNeeded()
+def _fetch(reference: weakref.ref[Watcher]) -> None:
+    watcher = reference()
+    if watcher is not None:
+        watcher.looked_at()
 
 
-def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
+def _plain(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
+    """The values of a watched tensor in its original class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        data = tensor.detach().clone() if copy else tensor.detach()
+        return nn.Parameter(data, tensor.requires_grad) if issubclass(type(tensor), nn.Parameter) else data
+
+
+def _watched_tensor(base: type, reference: weakref.ref[Watcher]) -> type:
     """A subclass of ``base`` whose every use through torch first brings the host up to date."""
 
     class Watched(base):
@@ -119,32 +133,26 @@ def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             _fetch(reference)
             if id(self) not in memo:
-                memo[id(self)] = self._poptorch_plain(copy=True)
+                memo[id(self)] = _plain(self, copy=True)
             return memo[id(self)]
 
         def __copy__(self) -> Any:
             _fetch(reference)
-            return self._poptorch_plain(copy=False)
+            return _plain(self, copy=False)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             _fetch(reference)
-            return self._poptorch_plain(copy=False).__reduce_ex__(protocol)
-
-        def _poptorch_plain(self, copy: bool) -> Any:
-            """The same values in the original class."""
-            with torch._C.DisableTorchFunctionSubclass():
-                data = self.detach().clone() if copy else self.detach()
-                return nn.Parameter(data, self.requires_grad) if base is nn.Parameter else data
+            return _plain(self, copy=False).__reduce_ex__(protocol)
 
         def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
             """Let groups of ``shards`` replicas have values of their own: the rows of the first dimension."""
-            owner = reference()
-            if owner is not None:
-                owner.group_replicas(self, comm_group_type, shards, variable_retrieval_mode)
+            watcher = reference()
+            if watcher is not None:
+                watcher.group_replicas(self, comm_group_type, shards, variable_retrieval_mode)
 
         def __repr__(self, *, tensor_contents: Any = None) -> str:
             _fetch(reference)
-            return repr(self._poptorch_plain(copy=False))
+            return repr(_plain(self, copy=False))
 
         def __hash__(self) -> int:
             return id(self)
@@ -154,21 +162,23 @@ def _watched_tensor(base: type, reference: weakref.ref[Any]) -> type:
     return Watched
 
 
-def _watched_model(base: type[nn.Module], reference: weakref.ref[Any]) -> type[nn.Module]:
+def _watched_model(
+    base: type[nn.Module], reference: weakref.ref[Watcher], executor_reference: weakref.ref[Destroyable]
+) -> type[nn.Module]:
     """A subclass of the user's class that fetches weights before they are used or looked at."""
 
     class Watched(base):  # type: ignore[misc, valid-type]
         def copyWeightsToHostIfNeeded(self) -> bool:
             """Bring trained weights to the host if it has old ones; tells whether it did."""
-            owner = reference()
-            return owner is not None and owner.copyWeightsToHostIfNeeded()
+            watcher = reference()
+            return watcher is not None and watcher.download_if_needed()
 
         def destroy(self) -> None:
             """Unwrap the model: release its device and make it an ordinary module again."""
-            owner = reference()
-            if owner is not None:
-                owner.destroy()
-            restore(self)  # the owner is gone, or this is a copy of the model it wrapped
+            executor = executor_reference()
+            if executor is not None:
+                executor.destroy()
+            restore(self)  # the executor is gone, or this is a copy of the model it wrapped
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             _fetch(reference)
@@ -240,7 +250,7 @@ def _plain_state(state: Any) -> Any:
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             if hasattr(type(value), _MARK):
-                value = value._poptorch_plain(copy=False)  # type: ignore[attr-defined]
+                value = _plain(value, copy=False)
             place = (value.data_ptr(), value.shape, value.stride(), value.dtype, type(value))
             value = known.setdefault(place, value) if value.data_ptr() else value
         result[key] = value

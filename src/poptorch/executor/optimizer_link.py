@@ -9,7 +9,6 @@ import torch
 
 from poptorch._logging import backend
 from poptorch.compiler.lowering import restrict
-from poptorch.executor.build import Build
 from poptorch.optim import bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
@@ -59,7 +58,6 @@ class OptimizerLink:
             state[STATE_NAME] = self._engine.scaler.factor
         return state
 
-
     # -- life cycle ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -67,10 +65,12 @@ class OptimizerLink:
         self.spec = describe(self.optimizer, self._options)
         check_ranges(self.spec)
 
-    def compiled(self, build: Build, engine: Engine, names: dict[int, str], offline: bool) -> None:
-        """Put fresh state on the device."""
+    def compiled(
+        self, spec: OptimizerSpec | None, program: Program, engine: Engine, names: dict[int, str], offline: bool
+    ) -> None:
+        """Put fresh state on the device for the compiled part of the optimizer, ``None`` if nothing is trained."""
         self._engine = engine
-        self._compiled = build.interface.optimizer
+        self._compiled = spec
         if self._compiled is None:
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
@@ -81,7 +81,7 @@ class OptimizerLink:
                 for group in self._compiled.groups
             ]
         if self._compiled.automatic_loss_scaling is not None:
-            dtype = loss_type(build.executable.program)
+            dtype = loss_type(program)
             engine.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
         self.send_hyper_parameters()
         if not offline:
@@ -94,7 +94,7 @@ class OptimizerLink:
         """Let the optimizer object ask for its state here."""
         bridge.connect(self.optimizer, self)
 
-    def attached(self, copy_weights: Callable[[], None]) -> None:
+    def attached(self, copy_weights: Callable[[], object]) -> None:
         """The device is (again) attached: state that the host has goes there."""
         bridge.expect_upload(self.optimizer)
         self.send_hyper_parameters()
@@ -113,7 +113,7 @@ class OptimizerLink:
         scale = float(self._compiled.loss_scaling.value)
         self._engine.loss_scale = torch.tensor(scale, dtype=torch.float32)
 
-    def upload(self, copy_weights: Callable[[], None]) -> None:
+    def upload(self, copy_weights: Callable[[], object]) -> None:
         """Write pending optimizer state to the device; trained weights are saved to the host first."""
         if self._engine is None or self._compiled is None:
             return
@@ -144,7 +144,7 @@ class OptimizerLink:
         if self._compiled is not None:
             bridge.after_run(self.optimizer)
 
-    def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], None]) -> None:
+    def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""
         self._check_attributes(optimizer)
         new = describe(optimizer, self._options)
@@ -176,7 +176,9 @@ class OptimizerLink:
 
 def loss_type(program: Program) -> torch.dtype:
     """The type of the final loss, if the model returns it; else float32."""
-    return torch.float32 if program.loss is None else value_of(program.loss).dtype
+    if program.loss_result is None:
+        return torch.float32
+    return value_of(program.output_values()[program.loss_result]).dtype
 
 
 def _variables(spec: OptimizerSpec) -> list[Any]:

@@ -16,20 +16,20 @@ class ParameterView(nn.Parameter):
     """A parameter as an inference executor shows it: the model's own memory, and the call that groups replicas."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    _group: Callable[..., None]
+    group: Callable[..., None]
 
     @staticmethod
     def of(parameter: nn.Parameter, group: Callable[..., None]) -> ParameterView:
         """Show ``parameter``; ``group`` is called with the arguments of :meth:`replicaGrouping`."""
         view: ParameterView = torch.Tensor._make_subclass(ParameterView, parameter.detach(), parameter.requires_grad)
-        view._group = group
+        view.group = group
         return view
 
     def replicaGrouping(
         self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
     ) -> None:
         """Let groups of ``shards`` replicas have values of their own: the rows of the first dimension."""
-        self._group(comm_group_type, shards, variable_retrieval_mode)
+        self.group(comm_group_type, shards, variable_retrieval_mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter(self.detach().as_subclass(torch.Tensor), self.requires_grad).__reduce_ex__(protocol)

@@ -19,7 +19,6 @@ from poptorch.program.update import State, flat_arguments
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.heap import keep_freed_memory
-from poptorch.runtime.loans import Borrower, end_loans
 from poptorch.runtime.loss_scale import LossScaler, Tally
 from poptorch.runtime.owners import update_shards
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
@@ -71,7 +70,6 @@ class Engine:
         self.parallel = None if executable.code.alone else ParallelRunner(executable)
         """Runs the pieces of a model on several IPUs, or several replicas, at the same time."""
 
-        self._borrower = Borrower(program.training and self.parallel is None)
         self._simple = self._is_simple()
 
     def _is_simple(self) -> bool:
@@ -89,7 +87,6 @@ class Engine:
         if self.parallel is not None:
             self.parallel.install(code)
         if code.formats:
-            self._borrower.give_back(keep=False)  # what is moved cannot stay in the host's memory
             self._arrange()
 
     def _arrange(self) -> None:
@@ -108,8 +105,6 @@ class Engine:
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy host parameters and buffers to the device; every replica starts from the same values."""
-        self._borrower.give_back(keep=False)
-        end_loans(tensors.values())
         if not self._parameters and not self._buffers:
             self._allocate(tensors)
             return
@@ -162,18 +157,9 @@ class Engine:
             **dict(zip(self._buffer_names, buffers, strict=True)),
         }
 
-    def return_host_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Before the host's tensors are written: those whose memory the device uses are the host's alone again."""
-        self._borrower.give_back(keep=True)
-        end_loans(tensors.values())
-
-    def wants_host_memory(self) -> bool:
-        """To be asked before a training call while the host's weights are old: whether to call :meth:`borrow`."""
-        return self._borrower.called()
-
-    def borrow(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keep the device's weights in the memory of the host's, which go to a file until they are asked for."""
-        self._borrower.borrow((tensors[name], own) for name, own in self._by_name.items() if name in tensors)
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Device parameters by name (not copied)."""
+        return self._by_name
 
     def parameter(self, name: str) -> torch.Tensor:
         """One device parameter."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from host_code import change_code
 from poptorch.host.interpret.update_in_backward import interleave
 
 
@@ -77,7 +78,7 @@ def test_every_weight_is_updated_once_behind_its_last_use(name):
 def test_small_buckets_change_no_bit(name, monkeypatch):
     whole, parts = layers(), layers()
     first = compiled(whole, OPTIMIZERS[name](whole.parameters()), *data())
-    first.executable.code.step = None  # micro-batch, then update
+    change_code(first, step=None)  # micro-batch, then update
     monkeypatch.setattr(interleave, "__defaults__", (1,))
     second = compiled(parts, OPTIMIZERS[name](parts.parameters()), *data())
     assert second.executable.code.step is not None

@@ -1,8 +1,8 @@
-"""One copy of the weights in memory while the device trains and nobody looks at the host's.
+"""Weight overlay: one copy of the weights in memory while the device trains and the host's are not looked at.
 
 The host's weights are out of date as soon as the device has trained, yet they may be asked for: ``copyWeightsToDevice``
-goes back to them. So they are written to a file, and their memory becomes that of the device's weights. Whoever looks
-at the host's weights gets the trained ones first, as always; only then are there two copies in memory again.
+goes back to them. So they are written to a file, and the device's weights are laid over their memory. A look at the
+host's weights brings the trained ones first, as always; only then are there two copies in memory again.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _SMALLEST = 1 << 14
 """Tensors below this stay as they are."""
 
 _WORTHWHILE = 1 << 18
-"""A loan of less than this in all is not made."""
+"""An overlay of less than this in all is not made."""
 
-_FIRST_PATIENCE = 3
-"""After how many training calls in a row without a look at the host's weights their memory is taken."""
+_FIRST_LIMIT = 3
+"""After how many training calls in a row without a look at the host's weights the overlay begins."""
 
 _ALIGNMENT = 64  # what kernels may count on in memory that torch allocated
 
 
-class Loan:
+class _Overlaid:
     """Host tensors whose memory the device uses, and the file with their values."""
 
     def __init__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]], file: IO[bytes]) -> None:
         self._pairs = pairs
         self._file = file
         for host, _ in pairs:
-            _lent[host.data_ptr()] = self
+            _overlaid[host.data_ptr()] = self
 
     @staticmethod
-    def make(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Loan | None:
+    def make(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> _Overlaid | None:
         """Let each second tensor live in the memory of the first; ``None`` if it is not worthwhile or not possible."""
         suited = [pair for pair in pairs if _is_suited(*pair)]
         if sum(host.nbytes for host, _ in suited) < _WORTHWHILE:
@@ -55,14 +55,14 @@ class Loan:
         for host, device in suited:
             ctypes.memmove(host.data_ptr(), device.data_ptr(), host.nbytes)
             device.set_(host.untyped_storage(), 0, device.shape, device.stride())
-        return Loan(suited, file)
+        return _Overlaid(suited, file)
 
     def end(self, *, keep: bool) -> None:
         """Give the device memory of its own; the host's tensors keep the device's values, or get their own back."""
         pairs, self._pairs = self._pairs, []
         self._file.seek(0)
         for host, device in pairs:
-            _lent.pop(host.data_ptr(), None)
+            _overlaid.pop(host.data_ptr(), None)
             device.set_(device.clone().untyped_storage(), 0, device.shape, device.stride())
             if keep:
                 self._file.seek(host.nbytes, 1)
@@ -71,74 +71,83 @@ class Loan:
         self._file.close()
 
 
-_lent: weakref.WeakValueDictionary[int, Loan] = weakref.WeakValueDictionary()
-"""The loan that a piece of host memory belongs to, by address."""
+_overlaid: weakref.WeakValueDictionary[int, _Overlaid] = weakref.WeakValueDictionary()
+"""What a piece of host memory is part of, by address."""
 
 _lock = threading.RLock()
 
 
-def end_loans(tensors: Iterable[torch.Tensor]) -> None:
-    """Before host tensors are read or written behind their backs: give them their own values back."""
+def is_overlaid(tensor: torch.Tensor) -> bool:
+    """Whether the device's weights lie in the memory of this host tensor.
+
+    >>> is_overlaid(torch.zeros(2))
+    False
+    """
+    return tensor.data_ptr() in _overlaid
+
+
+def end_overlays(tensors: Iterable[torch.Tensor]) -> None:
+    """Before the memory of host tensors is read or written directly: give them their own values back."""
     with _lock:
-        if _lent:
-            found = {id(loan): loan for t in tensors if (loan := _lent.get(t.data_ptr())) is not None}
-            for loan in found.values():
-                loan.end(keep=False)
+        if _overlaid:
+            found = {id(it): it for t in tensors if (it := _overlaid.get(t.data_ptr())) is not None}
+            for overlaid in found.values():
+                overlaid.end(keep=False)
 
 
-class Patience:
-    """When to borrow: after calls in a row without a look, twice as many each time that somebody looked after all.
+class CallsWithoutLook:
+    """Counts training calls up to a limit, which doubles each time that a look at the weights came after it.
 
-    >>> patience = Patience(calls=2)
-    >>> patience.called(), patience.called()
+    >>> calls = CallsWithoutLook(limit=2)
+    >>> calls.called(), calls.called()
     (False, True)
-    >>> patience.looked()
-    >>> [patience.called() for _ in range(4)]
+    >>> calls.looked()
+    >>> [calls.called() for _ in range(4)]
     [False, False, False, True]
     """
 
-    def __init__(self, calls: int = _FIRST_PATIENCE) -> None:
-        self._calls = calls
+    def __init__(self, limit: int = _FIRST_LIMIT) -> None:
+        self._limit = limit
         self._seen = 0
 
     def called(self) -> bool:
-        """Count a training call; whether it is the one before which to borrow."""
+        """Count a training call; whether it is the one that reaches the limit."""
         self._seen += 1
-        return self._seen == self._calls
+        return self._seen == self._limit
 
     def looked(self) -> None:
-        """Somebody looked at the host's weights."""
-        if self._seen >= self._calls:
-            self._calls *= 2
+        """The host's weights were looked at."""
+        if self._seen >= self._limit:
+            self._limit *= 2
         self._seen = 0
 
 
-class Borrower:
-    """Makes and ends the loans of one engine."""
+class WeightOverlay:
+    """Begins and ends the overlays of one compiled program."""
 
     def __init__(self, possible: bool) -> None:
-        self._patience = Patience()
+        self._calls = CallsWithoutLook()
         self._possible = possible and environment.SPILL_WEIGHTS.read()
-        self._loan: Loan | None = None
+        self._overlaid: _Overlaid | None = None
 
     def called(self) -> bool:
-        """Count a training call; whether to :meth:`borrow` before it runs."""
-        return self._possible and self._patience.called()
+        """Count a training call; whether to :meth:`begin` before it runs."""
+        return self._possible and self._calls.called()
 
-    def borrow(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def begin(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Take the memory of host tensors for the device's tensors beside them."""
         with _lock:
-            if self._loan is None:
-                self._loan = Loan.make(pairs)
-                self._possible = self._loan is not None
+            if self._overlaid is None:
+                self._overlaid = _Overlaid.make(pairs)
+                self._possible = self._overlaid is not None
 
-    def give_back(self, *, keep: bool) -> None:
+    def end(self, *, keep: bool) -> None:
         """The host's weights are in use again: with the device's values (``keep``), or with those they had."""
         with _lock:
-            self._patience.looked()
-            loan, self._loan = self._loan, None
-            if loan is not None:
-                loan.end(keep=keep)
+            self._calls.looked()
+            overlaid, self._overlaid = self._overlaid, None
+            if overlaid is not None:
+                overlaid.end(keep=keep)
 
 
 def _is_suited(host: torch.Tensor, device: torch.Tensor) -> bool:
@@ -151,11 +160,11 @@ def _is_suited(host: torch.Tensor, device: torch.Tensor) -> bool:
     whole = storage.nbytes() == host.nbytes and host.data_ptr() % _ALIGNMENT == 0
     # One owner is the tensor and the other the storage object in our hands; a graph that saved the tensor counts too.
     unshared = torch._C._storage_Use_Count(storage._cdata) == 2 and host._use_count() == 1  # type: ignore[attr-defined]
-    return host.device.type == "cpu" and whole and unshared and not storage.is_shared() and host.data_ptr() not in _lent
+    return host.device.type == "cpu" and whole and unshared and not storage.is_shared() and not is_overlaid(host)
 
 
 def _file_with(tensors: Iterable[torch.Tensor]) -> IO[bytes]:
-    file = tempfile.TemporaryFile(buffering=0, prefix="poptorch-weights-")  # noqa: SIM115  lives as long as the loan
+    file = tempfile.TemporaryFile(buffering=0, prefix="poptorch-weights-")  # noqa: SIM115  lives as long as the overlay
     try:
         for tensor in tensors:
             rest = _bytes_of(tensor)
@@ -177,5 +186,5 @@ def _read(file: IO[bytes], tensor: torch.Tensor) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory, for whoever moves bytes; the tensor must outlive it."""
+    """The tensor's memory as bytes; the tensor must outlive it."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

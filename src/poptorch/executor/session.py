@@ -1,0 +1,399 @@
+"""A session: one compiled program, loaded on a device or ready to be loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from poptorch._logging import backend, logger, set_repeat_limit
+from poptorch.capture.arguments import BoundCall, InputNormaliser
+from poptorch.capture.structure import unflatten
+from poptorch.compiler.lowering import STAGES, lower_for_device
+from poptorch.compiler.plan import Plan
+from poptorch.compiler.request import CompileRequest
+from poptorch.enums import ConnectionType
+from poptorch.errors import createPoptorchError
+from poptorch.executable.executable import Executable
+from poptorch.executable.host_code import HostCode
+from poptorch.executor import caching
+from poptorch.executor.host_weights import HostWeights
+from poptorch.executor.optimizer_link import OptimizerLink
+from poptorch.executor.outputs import DeviceTensor
+from poptorch.executor.stored import StoredExecutable
+from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
+from poptorch.host.build import build_host
+from poptorch.host.native.build import native_code
+from poptorch.host.store.code_store import Pieces
+from poptorch.optim.spec import OptimizerSpec
+from poptorch.options import Options
+from poptorch.options.backend import announce_precision, validate_options
+from poptorch.options.progress import Progress
+from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
+from poptorch.program.program import Program, Role
+from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.engine import Engine
+from poptorch.runtime.workers import Span
+from poptorch.schedule import Tick
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A wrapped model with its options: what the executor gives to each of its sessions, and outlives them."""
+
+    user_model: nn.Module
+    captured: nn.Module
+    """The model in the user's own class, around the same tensors."""
+
+    options: Options
+    weights: HostWeights
+    link: OptimizerLink | None
+    """The optimizer, for training."""
+
+    normalise: InputNormaliser = field(default_factory=InputNormaliser)
+
+
+class RandomState:
+    """Seed and position of the device's random numbers, and whether the host knows them."""
+
+    def __init__(self, engine: Engine, seed: int | None) -> None:
+        self._engine = engine
+        self._known = None if seed is None else [seed]
+        self._moved = False
+        """Whether the device has drawn numbers since the host asked."""
+
+    def moved(self) -> None:
+        """The device has run."""
+        self._moved = True
+
+    def read(self) -> list[int] | None:
+        """What the device has, or what the host wants it to have; ``None`` before anything fixed it."""
+        if self._moved:
+            backend.debug("Reading random seed")
+            backend.debug("Reading RNG state")
+            self._known = self._engine.rng_state
+            self._moved = False
+        return None if self._known is None else list(self._known)
+
+    def set(self, state: Sequence[int]) -> None:
+        """What the device is to have with the next :meth:`send`."""
+        self._known, self._moved = list(state), False
+
+    def send(self) -> None:
+        """Write what the host knows to the device."""
+        if self._known is None:
+            return
+        backend.debug("Setting random seed to %d", self._known[0])
+        if len(self._known) > 1:
+            backend.debug("Setting RNG state")
+        self._engine.rng_state = self._known
+
+
+def check_options(options: Options, training: bool) -> None:
+    """Refuse options that no program can be compiled with, and mention those that have no effect."""
+    validate_options(options.toDict())
+    announce_precision(options.Precision)
+    set_repeat_limit(options.max_repeat_logs)
+    mention_unfinished(options)
+    if training:
+        refuse_distributed_training(options)
+    check_target(options)
+
+
+class Session:
+    """One compiled program: made by :meth:`compile`, ended by :meth:`release`."""
+
+    def __init__(
+        self, wrapped: Wrapped, target: Target, example: BoundCall, executable: Executable, store: Pieces
+    ) -> None:
+        self.wrapped = wrapped
+        self.example = example
+        """The arguments of the compilation."""
+
+        self.compile_time = datetime.timedelta()
+        self._traced = bool(wrapped.options.Jit._tracing_requested)
+        self._target = target
+        self._interface = executable.device.interface
+        self.store = store
+        """Where native code comes from, and what there is of it."""
+
+        self.engine = engine = Engine(executable)
+        self._random = RandomState(engine, _seed(wrapped.options))
+        self._calls = 0
+        self._has_run = False
+
+    @classmethod
+    def compile(cls, wrapped: Wrapped, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
+        """Capture and compile the model for arguments like these, and load it as the options ask for.
+
+        With ``stored``, the program must be the one in that file, and its native code is taken from there.
+        """
+        started = time.monotonic()
+        options, target = wrapped.options, Target(wrapped.options)
+        try:
+            with (
+                wrapped.weights.unwatched(),
+                caching.turn_to_compile(options, wrapped.user_model),
+                Progress(options, STAGES + 2) as progress,
+            ):
+                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress))
+                session.start(progress)
+        except BaseException:
+            # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
+            target.detach()
+            wrapped.weights.close()
+            raise
+        session.compile_time = datetime.timedelta(seconds=time.monotonic() - started)
+        return session
+
+    # -- the device ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the program is loaded on a device."""
+        return self._target.is_attached
+
+    def start(self, progress: Progress) -> None:
+        """The first time: the engine gets its code and memory, and what the host has for it."""
+        wrapped, engine = self.wrapped, self.engine
+        if self.executable.code.native_after == 0:
+            self._use_native_code(progress)
+        progress.begin("loading")
+        if wrapped.options.connection_type == ConnectionType.OnDemand:
+            self._target.attach(self.executable.device.ipus_per_replica)
+        # Stages and replicas use the weights in pieces, which have to stay where they are.
+        wrapped.weights.open(overlay=self.program.training and self.executable.code.alone)
+        wrapped.weights.upload(engine)
+        if wrapped.link is not None:
+            names, offline = wrapped.weights.names(), is_offline(wrapped.options)
+            wrapped.link.compiled(self.optimizer, self.program, engine, names, offline)
+        self._load()
+
+    def attach(self) -> None:
+        """Reserve a device for the program and load everything on it."""
+        if self.is_attached:
+            raise createPoptorchError("Device is already attached")
+        self._target.attach(self.executable.device.ipus_per_replica)
+        self.wrapped.weights.upload(self.engine)
+        self._load()
+
+    def _load(self) -> None:
+        """The device is attached: random state and optimizer state follow the weights."""
+        self._random.send()
+        if self.wrapped.link is not None and not is_offline(self.wrapped.options):
+            self.wrapped.link.attached(self.wrapped.weights.download_if_needed)
+
+    def detach(self) -> None:
+        """Bring everything to the host and release the device; the program is kept."""
+        if not self.is_attached:
+            raise createPoptorchError("Device is not attached")
+        self._random.read()
+        self.wrapped.weights.download_if_needed()
+        if self.wrapped.link is not None:
+            self.wrapped.link.read_back()
+        self._target.detach()
+
+    def release(self) -> None:
+        """Free the device; the session is not used again."""
+        self._target.detach()
+        self.wrapped.weights.close()
+
+    # -- what is on the device -----------------------------------------------------------------------------------
+
+    def upload_weights(self) -> None:
+        """Overwrite the device's parameters and buffers with the host's."""
+        self._check_attached()
+        weights, link = self.wrapped.weights, self.wrapped.link
+        if link is not None:
+            with weights.unwatched():
+                link.read_back()
+        weights.upload(self.engine)
+
+    def download_weights(self) -> None:
+        """Overwrite the host's parameters and buffers with the device's."""
+        self._check_attached()
+        self.wrapped.weights.download(self.engine)
+
+    def upload_buffers(self) -> None:
+        """Refresh the buffers that the options declare updatable."""
+        self.wrapped.weights.upload_buffers(self.engine)
+
+    def _check_attached(self) -> None:
+        if not self.is_attached:
+            raise createPoptorchError(
+                "Device is not attached: call attachToDevice() before copying weights between host and device"
+            )
+
+    def written_values_on_host(self) -> contextlib.AbstractContextManager[None]:
+        """Inference programs may change buffers, and the host does not see it: in here, it does."""
+        changed = {p.name for p in self.program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)}
+        if self.program.training or not changed or not self.is_attached:
+            return contextlib.nullcontext()
+        return self.wrapped.weights.with_values_of(self.engine, changed)
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """Seed and position of the device's random numbers."""
+        return self._random.read()
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int]) -> None:
+        self._random.set(state)
+        if self.is_attached:
+            self._random.send()
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(self, call: BoundCall) -> Any:
+        """Run the program on these arguments; returns what ``forward`` does."""
+        wrapped, layout = self.wrapped, self._interface.layout
+        if self._traced:
+            layout.check_traced_count(call)
+        given = layout.tensors_of(call)
+        if wrapped.link is not None:
+            with wrapped.weights.unwatched():
+                wrapped.link.upload(wrapped.weights.download_if_needed)
+        normalise = wrapped.normalise
+        inputs = [normalise(tensor, spec.path) for tensor, spec in zip(given, layout.specs, strict=True)]
+        after = self.engine.executable.code.native_after
+        if after is not None:
+            self._count_towards_native(after)
+        if wrapped.link is not None:
+            wrapped.weights.lend_if_unused(self.engine)
+        results = self.engine.run(inputs)
+        self._after_run(given, inputs)
+        return self._rebuild(results)
+
+    def _count_towards_native(self, after: int) -> None:
+        """After as many calls as the program itself fixes, compile it to native code.
+
+        A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
+        """
+        self._calls += 1
+        if self._calls <= after:
+            return
+        logger.info("Compiling the program to native code after %d calls", self._calls - 1)
+        try:
+            with Progress(self.wrapped.options, 0) as progress:
+                self._use_native_code(progress)
+            if self.executable.code.formats:  # what was moved does not lie in the host's memory any more
+                self.wrapped.weights.end_overlay()
+        except Exception as error:  # noqa: BLE001  whatever a compiler may raise
+            what = f"{type(error).__name__}: {error}".partition("\n\nSet TORCHDYNAMO")[0]
+            logger.warning("The program stays interpreted, because compiling it to native code failed: %s", what)
+            self.install(dataclasses.replace(self.executable.code, native_after=None))
+
+    def _use_native_code(self, progress: Progress) -> None:
+        executable = self.executable
+        self.install(native_code(executable.device, executable.code, self.store, progress))
+
+    def install(self, code: HostCode) -> None:
+        """Run other code for the same program from the next call on."""
+        self.engine.install(code)
+
+    def _after_run(self, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        for index in self._interface.written_inputs:
+            original, used = given[index], inputs[index]
+            if original is not used and original.is_contiguous():
+                original.detach().copy_(used)
+        self._random.moved()
+        self._has_run = True
+        if self.wrapped.link is not None:
+            self.wrapped.weights.trained()
+            self.wrapped.link.ran()
+
+    def _rebuild(self, results: Sequence[torch.Tensor]) -> Any:
+        interface = self._interface
+        constants = interface.host_results
+        tensors = [
+            (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
+            for i, position in enumerate(interface.result_positions)
+        ]
+        return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)
+
+    # -- looking inside ------------------------------------------------------------------------------------------
+
+    @property
+    def executable(self) -> Executable:
+        """The compiled model: what IPUs run, and the code by which this host runs it."""
+        return self.engine.executable
+
+    @property
+    def program(self) -> Program:
+        """The compiled program of one micro-batch."""
+        return self.executable.program
+
+    @property
+    def plan(self) -> Plan:
+        """How IPUs share the program."""
+        return self.executable.plan
+
+    @property
+    def optimizer(self) -> OptimizerSpec | None:
+        """Description of the optimizer, restricted to the parameters that a gradient reaches."""
+        spec: OptimizerSpec | None = self._interface.optimizer
+        return spec
+
+    @property
+    def updated_parameters(self) -> list[str]:
+        """The names of the parameters that the optimizer updates."""
+        update = self.executable.update
+        return [] if update is None else update.names
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there was a call."""
+        return self._has_run
+
+    @property
+    def anchored(self) -> dict[str, torch.Tensor]:
+        """The anchored values of the latest call."""
+        return self.engine.anchored
+
+    @property
+    def counters(self) -> PerfCounters:
+        """The time stamps of the latest call."""
+        return self.engine.counters
+
+    def schedule(self) -> tuple[list[Tick], list[Span]]:
+        """The ideal schedule of one accumulation round, and what ran in the latest one."""
+        return self.engine.schedule()
+
+
+def _seed(options: Options) -> int | None:
+    return int(options.random_seed) if options.exists("random_seed") else None
+
+
+def _compiled(
+    wrapped: Wrapped, target: Target, call: BoundCall, stored: StoredExecutable | None, progress: Progress
+) -> tuple[Executable, Pieces]:
+    options, link = wrapped.options, wrapped.link
+    if link is not None:
+        link.check()
+    request = CompileRequest(
+        wrapped.captured,
+        call,
+        options,
+        link is not None,
+        link.spec if link is not None else None,
+        normalise=wrapped.normalise,
+        groups=wrapped.weights.groups,
+    )
+    device = lower_for_device(request, progress.begin)
+    if options.connection_type == ConnectionType.Always:
+        target.attach(device.ipus_per_replica)
+    progress.begin("code")
+    executable = Executable(device, build_host(device))
+    backend.debug("Finished Poplar compilation")
+    wrapped.weights.check_updatable_buffers()
+    if stored is not None:
+        stored.check(device)
+    directory = None if uses_ipu_model(options) else caching.cache_directory(options)
+    return executable, caching.code_store(executable, directory, None if stored is None else stored.file)

@@ -1,0 +1,69 @@
+"""``trainingModel``, ``inferenceModel`` and ``load``: how programs come by an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from poptorch.executor.executor import PoplarExecutor
+from poptorch.executor.stored import StoredExecutable
+from poptorch.options import Options
+
+
+def trainingModel(
+    model: nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
+    """Wrap a model for training on virtual IPUs: forward, backward and weight update in one compiled program.
+
+    The model must compute its loss in ``forward``. Without an optimizer, SGD with a learning rate of 0.01 is used.
+
+    >>> import poptorch
+    >>> class WithLoss(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(2, 1)
+    ...     def forward(self, x, target):
+    ...         y = self.layer(x)
+    ...         return y, torch.nn.functional.mse_loss(y, target)
+    >>> training = poptorch.trainingModel(WithLoss())
+    >>> output, loss = training(torch.ones(4, 2), torch.zeros(4, 1))
+    >>> output.shape
+    torch.Size([4, 1])
+    """
+    return PoplarExecutor(PoplarExecutor.unwrapped(model), options, training=True, optimizer=optimizer)
+
+
+def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
+    """Wrap a model for inference on virtual IPUs.
+
+    >>> import poptorch
+    >>> inference = poptorch.inferenceModel(torch.nn.ReLU())
+    >>> inference(torch.tensor([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+    return PoplarExecutor(PoplarExecutor.unwrapped(model), options, training=False)
+
+
+def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+    """An executor that is ready to run, from a file written by ``save`` or ``compileAndExport``.
+
+    ``edit_opts_fn`` may change the options in place before the model is wrapped, for instance to choose a device. The
+    model in the file is pickled: load files that you trust only.
+
+    >>> import pathlib, poptorch, tempfile
+    >>> path = str(pathlib.Path(tempfile.mkdtemp()) / "relu.poptorch")
+    >>> poptorch.inferenceModel(torch.nn.ReLU()).compileAndExport(path, torch.zeros(2))
+    >>> poptorch.load(path)(torch.tensor([-1.0, 1.0])).tolist()
+    [0.0, 1.0]
+    """
+    stored = StoredExecutable(filename)
+    exported = stored.exported()
+    if edit_opts_fn is not None:
+        edit_opts_fn(exported.options)
+    executor = PoplarExecutor(exported.model, exported.options, exported.training, optimizer=exported.optimizer)
+    executor.load_stored(stored, exported)
+    return executor
