@@ -16,12 +16,12 @@ from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature
 from poptorch.compiler.lowering import Build
+from poptorch.encoding import NotEncodable, from_plain, to_plain
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable import file as container
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
-from poptorch.executable.values import NotPlain, from_plain, to_plain
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.host.store import cache
 from poptorch.ops.custom import registry
@@ -363,13 +363,13 @@ def _example_sections(call: BoundCall | None) -> dict[str, Any]:
     try:
         plain = to_plain((call.positional, call.keyword), tensors)
         return {"inputs": {**names, "call": plain}, "input tensors": tensors}
-    except NotPlain as other:
+    except NotEncodable as other:
         buffer = io.BytesIO()
         try:
             torch.save({**names, "call": (call.positional, call.keyword)}, buffer)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise createPoptorchError(
-                f"The model cannot be saved: it was compiled with an argument of type {other} that cannot be pickled: "
+                f"The model cannot be saved: it was compiled with {other} as an argument, which cannot be pickled: "
                 f"{error}"
             ) from error
         return {"pickled inputs": buffer.getvalue()}
