@@ -12,7 +12,7 @@ from torch import fx
 
 from poptorch.ambient import Placement
 from poptorch.errors import backend_error
-from poptorch.host.interpret.half import PRODUCTS, base_name
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.graphs import descendants, insert_call, is_view
 from poptorch.program.opinfo import Sweep, info_of, set_info
 from poptorch.program.program import Program, Role, value_of
@@ -32,9 +32,9 @@ def record_partials(program: Program, backend_options: Mapping[str, Any]) -> str
     convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
     count = 0
     for node in program.operations():
-        name = base_name(node)
-        chosen = convolutions if "convolution" in name else products
-        if name in PRODUCTS and chosen is not None:
+        traits = traits_of(node)
+        chosen = convolutions if traits.kind is Kind.CONVOLUTION else products
+        if traits.is_product and chosen is not None:
             set_info(node, info_of(node).but(partials=str(chosen)))
             count += 1
     return f"{count} operations with chosen partials"
