@@ -50,4 +50,4 @@ def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of tests are so small that one thread would run all of their pieces."""
     from poptorch.runtime import tasks
 
-    monkeypatch.setattr(tasks, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "WORTH_A_THREAD_SECONDS", 0.0)

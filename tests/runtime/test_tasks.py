@@ -89,9 +89,9 @@ def test_micro_batches_of_stages_that_leave_something_behind_follow_each_other(k
 def test_pieces_that_take_no_longer_than_handing_them_over_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = runner(Stages()).plan
     monkeypatch.undo()  # other tests let workers run whatever can run in parallel
-    assert tasks._LEAST_SECONDS > 0
+    assert tasks.WORTH_A_THREAD_SECONDS > 0
     assert width(plan, replicas=1) == 1
-    monkeypatch.setattr(tasks, "_LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(tasks, "WORTH_A_THREAD_SECONDS", 1e-9)
     assert width(plan, replicas=1) == 3
     assert width(plan, replicas=2) == 6
 
@@ -118,6 +118,6 @@ def test_one_thread_gives_the_bits_of_several(monkeypatch: pytest.MonkeyPatch, t
         return [*losses, *(p.detach().clone() for p in model.parameters())]
 
     several = run()
-    monkeypatch.setattr(tasks, "_LEAST_SECONDS", float("inf"))
+    monkeypatch.setattr(tasks, "WORTH_A_THREAD_SECONDS", float("inf"))
     for a, b in zip(several, run(), strict=True):
         assert torch.equal(a, b)

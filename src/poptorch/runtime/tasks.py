@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from poptorch.compiler.plan import Ordering, Plan
-from poptorch.host.levels import estimated_work
+from poptorch.host.cost import WORTH_A_THREAD_SECONDS, estimated_work
 from poptorch.schedule import (
     Job,
     Kind,
@@ -23,12 +23,6 @@ from poptorch.schedule import (
 
 _AHEAD = 1
 """How many micro-batches more than in the ideal schedule may be under way in a stage, so that no core waits."""
-
-
-_LEAST_SECONDS = 5e-4
-"""Estimated work of a task, on average, for which it pays to wake another thread. Measured with two cores: with half
-of it one thread is 1.2 times as fast as two, with twice as much they are equal, with four times two are 1.3 times as
-fast. (The estimate is cautious: the work takes about a fifth of it.)"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ def ideal_schedule(plan: Plan, micro: int, *, training: bool) -> list[Tick]:
 def width(plan: Plan, replicas: int) -> int:
     """How many tasks are to run at once, given cores: all that can, unless handing them over takes longer than they."""
     work = [estimated_work(stage.description.program) for stage in plan.stages]
-    if sum(work) < _LEAST_SECONDS * len(work):
+    if sum(work) < WORTH_A_THREAD_SECONDS * len(work):
         return 1
     if plan.ordering is Ordering.PIPELINED:
         return len({p.ipu for p in plan.parts}) * replicas
