@@ -60,4 +60,4 @@ def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of tests are so small that one thread would run all of their pieces."""
     from poptorch.host import width
 
-    monkeypatch.setattr(width, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(width, "WORTH_A_THREAD_SECONDS", 0.0)

@@ -24,6 +24,8 @@ FOUNDATION = (
     "enums",
     "ambient",
     "environment",
+    "encoding",
+    "work",
     "arg_parsers",
     "hooks",
     "printing",

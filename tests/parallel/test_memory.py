@@ -358,7 +358,7 @@ def step_of(monkeypatch, make, data, mode=0):
 @pytest.mark.parametrize("level", ["interpret", "native"])
 def test_recomputation_lowers_the_memory_of_a_step(monkeypatch, level):
     monkeypatch.setenv("POPTORCH_CODEGEN", level)
-    monkeypatch.setattr(levels, "_SMALL_SECONDS", 0.0)  # Python between the kernels: it can be watched
+    monkeypatch.setattr(levels, "PYTHON_SHOWS_SECONDS", 0.0)  # Python between the kernels: it can be watched
     activation = 1024 * 16 * 4
     data = torch.randn(1024, 16), torch.randn(1024, 16)
     without, expected = step_of(monkeypatch, Tall, data)
@@ -404,7 +404,7 @@ def eager_step_of(model, data):
 def test_native_code_frees_activations_as_early_as_eager_pytorch(monkeypatch):
     """Gradients of weights are computed, and used, before the backward pass goes on to the layer before."""
     monkeypatch.setenv("POPTORCH_CODEGEN", "native")
-    monkeypatch.setattr(levels, "_SMALL_SECONDS", 0.0)
+    monkeypatch.setattr(levels, "PYTHON_SHOWS_SECONDS", 0.0)
     data = torch.randn(Residual.ROWS, Residual.WIDTH), torch.randn(Residual.ROWS, Residual.WIDTH)
     eager = eager_step_of(Residual(), data)
     kept = 2 * Residual.LAYERS * Residual.ROWS * 4 * Residual.WIDTH * 4  # the wide ones alone

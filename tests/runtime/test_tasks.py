@@ -98,9 +98,9 @@ def test_micro_batches_of_stages_that_leave_something_behind_follow_each_other(k
 def test_pieces_that_take_no_longer_than_handing_them_over_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     model = compiled(Stages())
     monkeypatch.undo()  # other tests let workers run whatever can run in parallel
-    assert widths._LEAST_SECONDS > 0
+    assert widths.WORTH_A_THREAD_SECONDS > 0
     assert width_of(model, replicas=1) == 1
-    monkeypatch.setattr(widths, "_LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(widths, "WORTH_A_THREAD_SECONDS", 1e-9)
     assert width_of(model, replicas=1) == 3
     assert width_of(model, replicas=2) == 6
 
@@ -127,6 +127,6 @@ def test_one_thread_gives_the_bits_of_several(monkeypatch: pytest.MonkeyPatch, t
         return [*losses, *(p.detach().clone() for p in model.parameters())]
 
     several = run()
-    monkeypatch.setattr(widths, "_LEAST_SECONDS", float("inf"))
+    monkeypatch.setattr(widths, "WORTH_A_THREAD_SECONDS", float("inf"))
     for a, b in zip(several, run(), strict=True):
         assert torch.equal(a, b)

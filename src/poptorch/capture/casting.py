@@ -29,19 +29,18 @@ from poptorch import ambient, autocasting
 from poptorch.capture.state import StateEntry
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import createPoptorchError
+from poptorch.ops.traits import Kind, traits_of
 
 HALF, FLOAT = torch.float16, torch.float32
+_PRODUCTS = (Kind.PRODUCT, Kind.CONVOLUTION)
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_PRODUCTS = _names(
-    """mm bmm addmm baddbmm addbmm mv addmv dot vdot addr convolution convolution_backward _trilinear prelu
-    _prelu_kernel _prelu_kernel_backward scaled_dot_product_attention bilinear"""
-)
-"""Refused by PyTorch when mixed: the activations decide, parameters follow."""
+_LIKE_PRODUCTS = _names("prelu _prelu_kernel _prelu_kernel_backward scaled_dot_product_attention")
+"""Like matrix products and convolutions refused by PyTorch when mixed: the activations decide, parameters follow."""
 
 _FOLLOW_FIRST = _names(
     """index_put index_add index_copy scatter scatter_add masked_scatter scatter_reduce nll_loss_forward
@@ -49,25 +48,15 @@ _FOLLOW_FIRST = _names(
 )
 """The result has the type of the first operand, and the others are cast to it."""
 
-_NORMS = _names(
-    """native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm
-    native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional"""
-)
-"""As above, but float32 parameters and statistics of float16 input stay: they are used as they are."""
-
 _PROMOTING = _names("binary_cross_entropy binary_cross_entropy_backward lerp")
 """PyTorch would promote these like the others, but has no kernel for mixed operands."""
 
-_TRACED_TOGETHER = (
-    _PRODUCTS
-    | _PROMOTING
-    | _names(
-        """add sub rsub mul div pow fmod remainder atan2 maximum minimum clamp clamp_min clamp_max cat stack where
-        addcmul addcdiv eq ne lt le gt ge logical_and logical_or logical_xor mse_loss smooth_l1_loss huber_loss
-        normal native_layer_norm native_group_norm slice_scatter select_scatter index_put masked_fill"""
-    )
+_TRACED_TOGETHER = _PROMOTING | _names(
+    """add sub rsub mul div pow fmod remainder atan2 maximum minimum clamp clamp_min clamp_max cat stack where
+    addcmul addcdiv eq ne lt le gt ge logical_and logical_or logical_xor mse_loss smooth_l1_loss huber_loss
+    normal native_layer_norm native_group_norm slice_scatter select_scatter index_put masked_fill"""
 )
-"""What the tracing front end casts together."""
+"""What the tracing front end casts together, besides products."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +107,17 @@ class OperandCaster:
 
     def _type_for(self, func: Any, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
         """The common type, or ``None`` if the operands are fine as they are."""
-        if len({t.dtype for t in operands}) < 2 or func._schema.is_mutable:
+        traits = traits_of(func)
+        if len({t.dtype for t in operands}) < 2 or traits.is_in_place or not traits.is_aten:
             return None
-        name = func._schema.name.removeprefix("aten::")
-        if self._rules.traced and name in _TRACED_TOGETHER:
+        name, product = traits.name, traits.kind in _PRODUCTS or traits.name in _LIKE_PRODUCTS
+        if self._rules.traced and (product or name in _TRACED_TOGETHER):
             return _traced_type(operands, self._rules)
-        if name in _PRODUCTS:
+        if product:
             voters = [t for t in operands if not self._is_parameter(t)] or operands
             return FLOAT if any(t.dtype is FLOAT for t in voters) else HALF
-        if name in _FOLLOW_FIRST or (name in _NORMS and operands[0].dtype is FLOAT):
+        # Float32 parameters and statistics of a float16 input stay: normalisations use them as they are.
+        if name in _FOLLOW_FIRST or (traits.is_norm and operands[0].dtype is FLOAT):
             return operands[0].dtype
         return FLOAT if name in _PROMOTING else None
 
@@ -145,7 +136,7 @@ class OperandCaster:
 
 def _is_float_only(func: Any) -> bool:
     """Decompositions and solvers, which PyTorch knows in float32 only."""
-    name = func._schema.name.removeprefix("aten::").removeprefix("_")
+    name = traits_of(func).name.removeprefix("_")
     return name.startswith("linalg_") and name != "linalg_vector_norm"
 
 

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from poptorch.capture.state import StateEntry, StateKind
 from poptorch.capture.tracer import Recording
 from poptorch.errors import createPoptorchError
+from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import remove_dead_code
 from poptorch.program.opinfo import has_info, info_of, set_info
 from poptorch.program.outputs import Output, OutputKind
@@ -125,7 +126,7 @@ def _stays(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or node.target in _CHANGED:
         return False
-    return not node.target._schema.is_mutable
+    return not traits_of(node).is_in_place
 
 
 def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:

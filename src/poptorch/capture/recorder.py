@@ -21,6 +21,7 @@ from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
+from poptorch.ops.traits import traits_of
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, set_info
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
@@ -162,7 +163,7 @@ def _ordinary_execution() -> Iterator[None]:
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call draws random numbers; attention without dropout is tagged as if it did."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not traits_of(func).is_random:
         return False
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from poptorch.encoding import tensor_bytes, tensor_from_bytes
 from poptorch.errors import backend_error
 
 MAGIC = b"poptorch executable\n"
@@ -159,9 +160,7 @@ def _encoded(content: Content) -> bytes:
 def bytes_of(tensors: Sequence[torch.Tensor]) -> bytes:
     """Tensors as bytes: types and shapes in JSON, then the elements of each in memory order."""
     listing = json.dumps([[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]).encode()
-    with torch.no_grad():
-        data = [t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
-    return b"".join([struct.pack("<Q", len(listing)), listing, *data])
+    return b"".join([struct.pack("<Q", len(listing)), listing, *map(tensor_bytes, tensors)])
 
 
 def tensors_of(data: bytes) -> list[torch.Tensor]:
@@ -172,8 +171,6 @@ def tensors_of(data: bytes) -> list[torch.Tensor]:
     for name, shape in json.loads(data[8:position]):
         dtype = getattr(torch, name)
         length = dtype.itemsize * torch.Size(shape).numel()
-        part = bytearray(data[position : position + length])
-        flat = torch.frombuffer(part, dtype=dtype) if length else torch.empty(0, dtype=dtype)
-        result.append(flat.reshape(shape))
+        result.append(tensor_from_bytes(data[position : position + length], dtype, shape))
         position += length
     return result

@@ -13,10 +13,10 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall
+from poptorch.encoding import NotEncodable, to_plain
 from poptorch.errors import createPoptorchError
 from poptorch.executable import file as container
 from poptorch.executable.identity import identity
-from poptorch.executable.values import NotPlain, to_plain
 from poptorch.executor.session import Session
 from poptorch.executor.target import is_offline
 from poptorch.host.store import cache
@@ -109,7 +109,7 @@ def _example_sections(call: BoundCall) -> dict[str, Any]:
     try:
         plain = to_plain((call.positional, call.keyword), tensors)
         return {"inputs": {**names, "call": plain}, "input tensors": tensors}
-    except NotPlain as other:
+    except NotEncodable as other:
         buffer = io.BytesIO()
         try:
             torch.save({**names, "call": (call.positional, call.keyword)}, buffer)

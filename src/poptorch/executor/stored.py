@@ -14,11 +14,11 @@ from torch import nn
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall
 from poptorch.compiler.device_program import DeviceProgram
+from poptorch.encoding import from_plain
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
-from poptorch.executable.values import from_plain
 from poptorch.ops.custom import registry
 from poptorch.options import Options
 from poptorch.program.replica_groups import ReplicaGrouping

@@ -11,22 +11,13 @@ import enum
 import math
 
 import torch
-from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from poptorch import environment
 from poptorch._logging import log_once
+from poptorch.host.cost import ONE_CORE_SECONDS, PYTHON_SHOWS_SECONDS, SWITCH_AFTER_SECONDS, estimated_seconds
 from poptorch.host.native.inductor import Entry, Target, compiler_exists
-from poptorch.ops.hints import HINTS, NOP
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.program import Program
-
-_SECONDS_PER_CALL = 5e-6
-_BYTES_PER_SECOND = 5e9
-_FLOPS_PER_SECOND = 5e10
-_SMALL_SECONDS = 2e-3
-_TINY_SECONDS = 5e-4
-SWITCH_AFTER_SECONDS = 60.0
-"""Estimated run time after which ``auto`` compiles: a multiple of what compiling a mid-sized model takes."""
 
 
 class Level(enum.Enum):
@@ -62,8 +53,7 @@ def level_for(program: Program) -> Level:
 
 
 def _recurs(program: Program) -> bool:
-    layer = torch.ops.aten.mkldnn_rnn_layer.default
-    return program.training and any(node.target is layer for node in program.operations())
+    return program.training and any(traits_of(node).kind is Kind.RECURRENT for node in program.operations())
 
 
 def _has_half(program: Program) -> bool:
@@ -84,51 +74,15 @@ def entry_for(program: Program, beside_others: bool = False) -> Entry:
     Operators of other libraries stay with Python, through which they are called in any case.
     """
     own = all(getattr(node.target, "namespace", "aten") == "aten" for node in program.operations())
-    return Entry.CPP if own and (beside_others or estimated_seconds(program) < _SMALL_SECONDS) else Entry.PYTHON
+    return Entry.CPP if own and (beside_others or estimated_seconds(program) < PYTHON_SHOWS_SECONDS) else Entry.PYTHON
 
 
 def target_for(program: Program, threads: int, beside_others: bool = False) -> Target:
     """What to compile a program for, where a kernel may use so many cores: one, if waking others takes longer."""
-    tiny = estimated_seconds(program) < _TINY_SECONDS
+    tiny = estimated_seconds(program) < ONE_CORE_SECONDS
     return Target(1 if tiny else threads, entry_for(program, beside_others))
 
 
 def calls_before_switch(program: Program, micro_batches: int) -> int:
     """How many calls of a program, each of so many micro-batches, ``auto`` interprets."""
     return max(1, math.ceil(SWITCH_AFTER_SECONDS / (estimated_seconds(program) * micro_batches)))
-
-
-def estimated_seconds(program: Program) -> float:
-    """A rough time for one micro-batch, from the graph alone."""
-    return sum(_operation_seconds(node) for node in program.operations()) or _SECONDS_PER_CALL
-
-
-def estimated_work(program: Program) -> float:
-    """A rough time for what the operations of a micro-batch do, without the calls; unknown ones take for ever."""
-    nodes = list(program.operations())
-    if not all(map(_is_known, nodes)):
-        return math.inf
-    return sum(_operation_seconds(node) - _SECONDS_PER_CALL for node in nodes)
-
-
-def _is_known(node: fx.Node) -> bool:
-    namespace = getattr(node.target, "namespace", "aten")
-    return namespace in ("aten", "prims") or node.target in (NOP, *HINTS)
-
-
-def _operation_seconds(node: fx.Node) -> float:
-    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    moved = sum(t.numel() * t.element_size() for t in tensors)
-    return _SECONDS_PER_CALL + moved / _BYTES_PER_SECOND + flops_of(node) / _FLOPS_PER_SECOND
-
-
-def flops_of(node: fx.Node) -> float:
-    """Floating-point operations, for what torch has a formula."""
-    packet = getattr(node.target, "overloadpacket", None)
-    formula = flop_registry.get(packet)
-    if formula is None:
-        return 0.0
-    args = fx.node.map_arg(node.args, lambda n: n.meta["val"])
-    kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
-    return float(formula(*args, **kwargs, out_val=node.meta["val"]))

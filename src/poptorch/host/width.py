@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poptorch.compiler.plan import Ordering, Plan
-from poptorch.host.levels import estimated_work
+from poptorch.host.cost import WORTH_A_THREAD_SECONDS, estimated_work
 from poptorch.program.program import Program
-
-_LEAST_SECONDS = 5e-4
-"""Estimated work of a task, on average, for which it pays to wake another thread. Measured with two cores: with half
-of it one thread is 1.2 times as fast as two, with twice as much they are equal, with four times two are 1.3 times as
-fast. (The estimate is cautious: the work takes about a fifth of it.)"""
 
 
 def width(plan: Plan, programs: Sequence[Program], replicas: int) -> int:
@@ -20,7 +15,7 @@ def width(plan: Plan, programs: Sequence[Program], replicas: int) -> int:
     ``programs`` are those of the stages as the host computes them.
     """
     work = [estimated_work(program) for program in programs]
-    if sum(work) < _LEAST_SECONDS * len(work):
+    if sum(work) < WORTH_A_THREAD_SECONDS * len(work):
         return 1
     if plan.ordering is Ordering.PIPELINED:
         return len({p.ipu for p in plan.parts}) * replicas

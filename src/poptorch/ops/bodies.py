@@ -31,7 +31,8 @@ from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops.effects import calls_host, is_ordered
 from poptorch.ops.printing import PRINT
-from poptorch.ops.subgraph import graph_to_text, node_is_random
+from poptorch.ops.subgraph import graph_to_text
+from poptorch.ops.traits import traits_of
 
 _PASS_THROUGH = {
     torch.ops.aten.clone.default,
@@ -314,7 +315,7 @@ def _lift_constants(module: fx.GraphModule, trace: _Trace) -> list[torch.Tensor]
 def _functional(module: fx.GraphModule, trace: _Trace) -> fx.Graph:
     """The graph with its inputs ordered (arguments, captured, tangents), free of in-place operations."""
     graph = _with_ordered_inputs(module.graph, [*trace.arguments, *trace.captured, *trace.tangents])
-    if any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in graph.nodes):
+    if any(traits_of(node).is_in_place for node in graph.nodes):
         examples = [_example(node) for node in (*trace.arguments, *trace.captured, *trace.tangents)]
         function = fx.GraphModule(torch.nn.Module(), graph)
         with torch.no_grad():
@@ -370,7 +371,7 @@ def _divided(graph: fx.Graph, trace: _Trace, constants: list[torch.Tensor]) -> R
 
 def _is_unrepeatable(node: fx.Node) -> bool:
     # A print alone is left out of the second execution; what has one inside cannot be.
-    return node_is_random(node) or (is_ordered(node) and node.target is not PRINT)
+    return traits_of(node).is_random or (is_ordered(node) and node.target is not PRINT)
 
 
 def _values(node: fx.Node) -> list[fx.Node]:
@@ -407,7 +408,7 @@ def _extracted(
             copies[node] = copies[node.args[0]]
         else:
             copies[node] = part.node_copy(node, copies.__getitem__)
-    part.output([copies[node] for node in outputs])
+    part.output(tuple(copies[node] for node in outputs))
     return graph_to_text(part)
 
 

@@ -14,16 +14,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from poptorch import work
 from poptorch.ambient import Placement
 from poptorch.errors import createPoptorchError
 from poptorch.placement.blocks import BeginBlock, BlockHook
 from poptorch.placement.counting import MAX_IPUS_PER_PROCESS, pipeline_stages
 from poptorch.placement.strategies import PipelinedExecution
-
-_SECONDS_PER_FLOP, _SECONDS_PER_BYTE = 1 / 5e10, 1 / 1e10
-"""A host core of these days; only the ratio matters for the balance."""
 
 _MEMORY_SHARE = 0.25
 """How much of a stage's load is its share of the weights; the rest is its share of the time."""
@@ -171,15 +168,13 @@ class _Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        flops = count(*args, **(kwargs or {}), out_val=result) if count is not None else 0
+        flops = work.flops(func, args, kwargs or {}, result)
         tensors = [t for t in pytree.tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
         for tensor in tensors:
             weight = self._unmet.pop(id(tensor), None)
             if weight is not None:
-                self._total.weights += weight.numel() * weight.element_size()
-        moved = 0 if func.is_view else sum(t.numel() * t.element_size() for t in tensors)
-        self._total.seconds += flops * _SECONDS_PER_FLOP + moved * _SECONDS_PER_BYTE
+                self._total.weights += work.num_bytes([weight])
+        self._total.seconds += work.host_seconds(flops, 0 if func.is_view else work.num_bytes(tensors))
         return result
 
 

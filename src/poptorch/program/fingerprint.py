@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
+from poptorch.encoding import Encoder, tensor_bytes
 from poptorch.ops.host import HOST_CALL, given_name
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program
@@ -52,9 +52,9 @@ def update_digest(update: UpdateProgram) -> str:
 
 def _described(graph_module: fx.GraphModule, exact: bool = True) -> Iterable[Any]:
     """One plain value for each node."""
-    number: dict[fx.Node, int] = {}
+    encoder = _Comparing(graph_module)
     for node in graph_module.graph.nodes:
-        number[node] = len(number)
+        encoder.number(node)
         info = info_of(node)
         place = info.placement
         args = node.args
@@ -62,42 +62,40 @@ def _described(graph_module: fx.GraphModule, exact: bool = True) -> Iterable[Any
             args = (args[0], given_name(args[1]), *args[2:])
         yield [
             node.op,
-            _target(node, graph_module),
-            _plain((args, node.kwargs), number),
+            encoder.target(node),
+            encoder.encode([args, node.kwargs]),
             _kind(node.meta.get("val")),
             [info.sweep.value, info.random, info.recomputed, place.ipu, place.stage, place.phase],
         ]
 
 
-def _target(node: fx.Node, graph_module: fx.GraphModule) -> str:
-    if node.op == "get_attr":
-        value = getattr(graph_module, str(node.target))
-        return content(value) if isinstance(value, torch.Tensor) else repr(value)
-    if node.op != "call_function":
-        return node.op
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target.name()
-    return "getitem" if target is operator.getitem else f"{getattr(target, '__module__', '')}.{target}"
+class _Comparing(Encoder):
+    """Writes arguments to be compared, not to be read back: sequences are all alike, objects are what they print."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__()
+        self._graph_module = graph_module
+
+    def encode(self, value: Any) -> Any:
+        return super().encode(list(value) if isinstance(value, (list, tuple)) else value)
+
+    def encode_object(self, value: Any) -> Any:
+        try:
+            return super().encode_object(value)
+        except self.error:
+            return {type(value).__name__: repr(value)}
+
+    def target(self, node: fx.Node) -> Any:
+        """What the node refers to: an operator, or the elements of a constant."""
+        if node.op == "get_attr":
+            value = getattr(self._graph_module, str(node.target))
+            return content(value) if isinstance(value, torch.Tensor) else repr(value)
+        return self.encode(node.target) if node.op == "call_function" else None
 
 
 def content(tensor: torch.Tensor) -> str:
     """The identity of a tensor's elements."""
-    with torch.no_grad():
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"{tensor.dtype}{list(tensor.shape)}{hashlib.sha256(data).hexdigest()}"
-
-
-def _plain(value: Any, number: dict[fx.Node, int]) -> Any:
-    if isinstance(value, fx.Node):
-        return f"%{number[value]}"
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, number) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item, number) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    return f"{type(value).__name__}:{value!r}"
+    return f"{tensor.dtype}{list(tensor.shape)}{hashlib.sha256(tensor_bytes(tensor)).hexdigest()}"
 
 
 def _kind(value: Any) -> Any:

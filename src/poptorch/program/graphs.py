@@ -12,9 +12,8 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from poptorch.ops.effects import calls_host, is_ordered
+from poptorch.ops.traits import traits_of
 from poptorch.program.program import Program, is_write
-
-aten = torch.ops.aten
 
 
 def is_view(node: fx.Node) -> bool:
@@ -24,10 +23,7 @@ def is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return False
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return traits_of(node).is_view
 
 
 def storage_root(node: fx.Node) -> fx.Node:
@@ -37,13 +33,9 @@ def storage_root(node: fx.Node) -> fx.Node:
     return node
 
 
-# Operations that may hand back the memory of their operand although their schema does not say so.
-_UNDECLARED_VIEWS = frozenset({aten._unsafe_view.default, aten.contiguous.default, aten.reshape.default})
-
-
 def memory_root(node: fx.Node) -> fx.Node:
     """Like :func:`storage_root`, looking through operations that only sometimes make memory of their own."""
-    while (is_view(node) or node.target in _UNDECLARED_VIEWS) and isinstance(node.args[0], fx.Node):
+    while (is_view(node) or traits_of(node).may_be_view) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 

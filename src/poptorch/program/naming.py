@@ -7,20 +7,8 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from poptorch.ops.traits import traits_of
 from poptorch.program.opinfo import info_of
-
-_OPERATIONS = {
-    "addmm": "Gemm",
-    "bmm": "MatMul",
-    "convolution": "Conv",
-    "mm": "MatMul",
-    "_native_batch_norm_legit_functional": "BatchNormalization",
-    "_native_batch_norm_legit_no_training": "BatchNormalization",
-    "native_batch_norm": "BatchNormalization",
-    "native_group_norm": "GroupNormalization",
-    "native_layer_norm": "LayerNormalization",
-}
-"""Operations that people know by another name than torch's own."""
 
 
 def value_labels(operations: Iterable[fx.Node]) -> dict[fx.Node, str]:
@@ -49,9 +37,7 @@ def value_labels(operations: Iterable[fx.Node]) -> dict[fx.Node, str]:
 
 
 def _operation(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    base = schema.name.rpartition("::")[2] if schema is not None else node.name
-    return _OPERATIONS.get(base) or "".join(word.capitalize() for word in base.split("_"))
+    return traits_of(node).known_as or "".join(word.capitalize() for word in node.name.split("_"))
 
 
 def _of_output(label: str, index: object) -> str:

@@ -48,7 +48,7 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_attention_runs_once_in_each_direction(monkeypatch, accumulation):
     monkeypatch.setenv("POPTORCH_CODEGEN", "native")
-    monkeypatch.setattr(levels, "_SMALL_SECONDS", 0.0)  # Python between the kernels: it can be watched
+    monkeypatch.setattr(levels, "PYTHON_SHOWS_SECONDS", 0.0)  # Python between the kernels: it can be watched
     model = Attention()
     options = poptorch.Options()
     options.Training.gradientAccumulation(accumulation)

@@ -12,7 +12,7 @@ from torch import fx
 from poptorch.ambient import Placement
 from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.errors import backend_error
-from poptorch.host.interpret.half import PRODUCTS, base_name
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.graphs import descendants, insert_call, is_view
 from poptorch.program.opinfo import Sweep, info_of, set_info
 from poptorch.program.outputs import Output, OutputKind
@@ -32,9 +32,10 @@ def record_partials(program: Program, context: Context) -> str:
     settings = context.settings
     count = 0
     for node in program.operations():
-        name = base_name(node)
-        chosen = settings.convolution_partials if "convolution" in name else settings.product_partials
-        if name in PRODUCTS and chosen is not None:
+        traits = traits_of(node)
+        is_convolution = traits.kind is Kind.CONVOLUTION
+        chosen = settings.convolution_partials if is_convolution else settings.product_partials
+        if traits.is_product and chosen is not None:
             set_info(node, info_of(node).but(partials=chosen))
             count += 1
     return summary(count, f"{count} operations with chosen partials")

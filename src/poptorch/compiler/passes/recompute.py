@@ -19,6 +19,7 @@ from poptorch.compiler.passes.slots import Partition
 from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.ops.effects import is_ordered
 from poptorch.ops.hints import CHECKPOINT
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.graphs import is_view, remove_dead_code, storage_root
 from poptorch.program.opinfo import Sweep, info_of, set_info
 from poptorch.program.program import Program, is_write
@@ -167,25 +168,15 @@ def _must_stay(node: fx.Node) -> bool:
     return is_ordered(node) or node.is_impure(impure_random=False)
 
 
-_NORM_NAMES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
-_ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardswish", "softplus")
-
-
-def _base_name(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return schema.name.rpartition("::")[2] if schema is not None else ""
-
-
 def _norms(program: Program) -> set[fx.Node]:
     result: set[fx.Node] = set()
     for node in program.operations():
         if info_of(node).sweep is not Sweep.FORWARD:
             continue
-        name = _base_name(node)
+        traits = traits_of(node)
         from_norm = any(o in result for o in node.all_input_nodes)
-        is_norm = any(n in name for n in _NORM_NAMES)
-        follows = not name or name in _ACTIVATIONS or is_view(node)  # no name: one result of several
-        if is_norm or (from_norm and follows):
+        follows = traits.kind is Kind.STRUCTURE or traits.repeats_after_norm or is_view(node)
+        if traits.is_norm or (from_norm and follows):
             result.add(node)
     return result
 
@@ -209,7 +200,7 @@ def _cheap(program: Program, partition: Partition) -> set[fx.Node]:
 def _is_elementwise(node: fx.Node) -> bool:
     if info_of(node).random is not None or is_write(node):
         return False
-    return is_view(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return is_view(node) or traits_of(node).is_pointwise
 
 
 def _borders(program: Program, partition: Partition) -> set[fx.Node]:

@@ -7,15 +7,15 @@ added, and the same program gives the same bits everywhere.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
+from poptorch.host.cost import NEGLIGIBLE_CALLS_SECONDS, estimated_work
 from poptorch.host.grouping.stacking import CannotBundle, bundled
-from poptorch.host.levels import estimated_work, flops_of
+from poptorch.ops.traits import flops_of, traits_of
 from poptorch.placement import counting
 from poptorch.program.footprint import working_bytes
 from poptorch.program.graphs import descendants
@@ -23,14 +23,9 @@ from poptorch.program.loop import MANY_REPLICAS
 from poptorch.program.program import Program, Role, value_of
 from poptorch.program.update import UpdateProgram
 
-aten = torch.ops.aten
-
 _ENOUGH_ROWS = 256
 """From here on matrix products do not get faster. Measured on one core, 256 to 1024 columns, in GFLOP/s with 16, 32,
 64, 128, 256 and 512 rows: 33, 46, 56, 64, 67, 67."""
-
-_ENOUGH_SECONDS = 1e-3
-"""Estimated work beside which calls do not count. (The estimate is cautious: the work takes about a fifth of it.)"""
 
 _MOST = 64
 _LEAST_BYTES = 4 << 20
@@ -72,7 +67,7 @@ def _wanted(program: Program) -> float:
     if chosen:
         return chosen
     rows, work = _mean_rows(program), estimated_work(program)
-    wanted = max(_ENOUGH_ROWS / rows, _ENOUGH_SECONDS / max(work, 1e-9))
+    wanted = max(_ENOUGH_ROWS / rows, NEGLIGIBLE_CALLS_SECONDS / max(work, 1e-9))
     weights = sum(math.prod(p.shape) * p.dtype.itemsize for p in program.ports_of(Role.PARAMETER))
     room = max(weights, _LEAST_BYTES) / max(1, working_bytes(program))
     return min(wanted, room, _MOST)
@@ -93,15 +88,11 @@ def _mean_rows(program: Program) -> float:
     dependent = descendants(node for node, port in program.placeholders() if port.role is Role.INPUT)
     total = weighted = 0.0
     for node in program.operations():
-        place = _WEIGHTS.get(node.target)
-        if place is None or node.args[place] in dependent:
+        traits = traits_of(node)
+        if traits.weight is None or traits.is_backward or node.args[traits.weight] in dependent:
             continue
         value, flops = value_of(node), flops_of(node)
         channels = value.shape[1] if value.ndim > 1 else 1
         total += flops
         weighted += flops * value.numel() / channels
     return weighted / total if total else math.inf
-
-
-_WEIGHTS: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2, aten.convolution.default: 1}
-"""Where the weights stand among the operands."""

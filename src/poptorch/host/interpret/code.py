@@ -20,7 +20,6 @@ from poptorch.host.interpret.half import (
     SafetyNet,
     is_arithmetic,
     is_half,
-    is_in_place,
     needs_safety_net,
     rounding,
     touches_half,
@@ -29,6 +28,7 @@ from poptorch.host.interpret.half import (
 from poptorch.host.interpret.in_place import Reuse
 from poptorch.host.interpret.stochastic import FIRST_STREAM, StochasticInPlace, stochastic_rounding
 from poptorch.host.interpret.update_in_backward import interleave
+from poptorch.ops.traits import traits_of
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program, Role
@@ -152,16 +152,19 @@ class _Writer:
     def _operation(self, node: fx.Node) -> None:
         if self._half.takes(node):
             self._wide_operation(node)
-        elif self._numerics.stochastic_rounding and is_in_place(node) and is_half(node.args[0]) and is_arithmetic(node):
+        elif self._rounds_in_place(node):
             function = self._global(f"stochastic_{len(self._globals)}", StochasticInPlace(node.target))
             self._call(node, function, [*self._arguments(node), f"generator={self._rounding_stream()}"])
         else:
             self._plain_operation(node)
 
+    def _rounds_in_place(self, node: fx.Node) -> bool:
+        stochastic = self._numerics.stochastic_rounding and traits_of(node).is_in_place
+        return stochastic and is_half(node.args[0]) and is_arithmetic(node)
+
     def _plain_operation(self, node: fx.Node) -> None:
         random = info_of(node).random
-        overload = isinstance(node.target, torch._ops.OpOverload)
-        if random is not None and overload and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        if random is not None and traits_of(node).is_random:
             function: Any = with_generator(node.target)
             extra = [f"generator=random({random})"]
         else:

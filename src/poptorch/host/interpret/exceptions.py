@@ -14,21 +14,19 @@ import torch
 from torch import fx
 
 from poptorch.errors import createPoptorchError
-from poptorch.host.interpret.half import base_name, is_arithmetic, is_in_place
+from poptorch.host.interpret.half import is_arithmetic
+from poptorch.ops.traits import traits_of
 from poptorch.program.opinfo import Sweep, info_of
-
-_COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
-_DIVISIONS = frozenset({"div", "reciprocal", "rsqrt", "fmod", "remainder", "floor_divide"})
 
 
 def check_of(node: fx.Node) -> Callable[[Any, tuple[Any, ...]], None] | None:
     """A function of the node's result and operands that raises for an exception; ``None`` where none can occur."""
-    name = base_name(node)
-    if name in _COMPARISONS:
+    traits = traits_of(node)
+    if traits.compares_order:
         return _ComparisonCheck(node)
     if not is_arithmetic(node):
         return None
-    return _WriteCheck(node) if is_in_place(node) else _ResultCheck(node)
+    return _WriteCheck(node) if traits.is_in_place else _ResultCheck(node)
 
 
 class _Check:
@@ -36,12 +34,13 @@ class _Check:
 
     def __init__(self, node: fx.Node) -> None:
         info = info_of(node)
-        self._operation = base_name(node)
+        traits = traits_of(node)
+        self._divides = traits.divides
         self._value = node.name
         sweep = {Sweep.BACKWARD: " of the backward pass", Sweep.UPDATE: " of the weight update"}
         scope = f" in {info.scope}" if info.scope else ""
         source = f", from {info.source}" if info.source is not None else ""
-        self._where = f"{self._operation!r} (%{self._value}){sweep.get(info.sweep, '')}{scope}{source}"
+        self._where = f"{traits.name!r} (%{self._value}){sweep.get(info.sweep, '')}{scope}{source}"
 
     def fail(self, what: str) -> None:
         raise createPoptorchError(
@@ -62,15 +61,14 @@ class _ResultCheck(_Check):
     """New NaNs and new infinities."""
 
     def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
-        divides = self._operation in _DIVISIONS
-        if divides and len(operands) > 1 and _any_inf(operands[1:2]):
+        if self._divides and len(operands) > 1 and _any_inf(operands[1:2]):
             self.fail("invalid operation (division by infinity)")
         if all(torch.isfinite(t).all() for t in _floats(result)):
             return
         if _any_nan(result) and not _any_nan(operands):
             self.fail("invalid operation (the result is not a number)")
         if _any_inf(result) and not _any_inf(operands) and not _any_nan(operands):
-            zero = divides and (len(operands) < 2 or _any_zero(operands[1:2]))
+            zero = self._divides and (len(operands) < 2 or _any_zero(operands[1:2]))
             self.fail("division by zero" if zero else "overflow")
 
 

@@ -7,66 +7,17 @@ are rounded to the types that the Program promises. Partial sums are then float3
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
+from poptorch.ops.traits import HalfSupport, traits_of
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import Sweep, info_of
 
 HALF = torch.float16
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-PRODUCTS = _names(
-    """mm addmm bmm baddbmm addbmm mv addmv dot vdot addr convolution convolution_backward _convolution
-    convolution_overrideable _trilinear linear mkldnn_rnn_layer mkldnn_rnn_layer_backward linalg_matrix_exp
-    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-    _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable"""
-)
-"""Matrix products and convolutions."""
-
-_SLOW = _names(
-    """tanh mean linalg_vector_norm norm _foreach_norm pow native_group_norm native_group_norm_backward cumsum
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d logcumsumexp cumprod index_add prod
-    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional native_batch_norm_backward
-    _native_batch_norm_legit_no_training batch_norm_backward _batch_norm_with_update
-    _batch_norm_with_update_functional var var_mean std std_mean _ctc_loss _ctc_loss_backward"""
-)
-"""Slower, less exact or pickier about mixed operands in float16 than in float32 with two conversions."""
-
-WIDENED = PRODUCTS | _SLOW
-
-_NATIVE = _names(
-    """add sub rsub mul div neg abs relu gelu gelu_backward silu silu_backward sigmoid sigmoid_backward tanh_backward
-    exp log sqrt rsqrt reciprocal sin cos erf clamp clamp_min clamp_max maximum minimum where masked_fill sum amax amin
-    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data native_layer_norm native_dropout
-    native_layer_norm_backward native_dropout_backward threshold_backward embedding embedding_dense_backward
-    nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward _to_copy copy_ clone cat stack
-    eq ne lt le gt ge full full_like ones ones_like zeros zeros_like empty empty_like new_zeros new_full
-    constant_pad_nd index index_put gather scatter scatter_add slice_scatter select_scatter select_backward
-    slice_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-    mse_loss mse_loss_backward bernoulli expand_copy repeat _foreach_add_ _foreach_mul_ _foreach_copy_ _foreach_add
-    _foreach_mul _foreach_sqrt _foreach_addcmul_ _foreach_addcdiv_ _foreach_div_"""
-)
-"""Common operations whose float16 kernel is known to exist: they need no safety net."""
-
-_SAME_ELEMENTS = _names("t transpose permute view _unsafe_view unsqueeze squeeze expand alias detach")
-"""Views without loss of elements: the float32 copy of the whole serves them, too."""
-
-
-def base_name(node: fx.Node) -> str:
-    """``mm`` for ``aten.mm.default``; empty for anything that is no ATen operation."""
-    target: Any = node.target
-    if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        return str(target._schema.name.removeprefix("aten::"))
-    return ""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -107,10 +58,10 @@ class HalfPlan:
                         self._last_use[self.root(operand), info_of(node).sweep] = node
 
     def _decide(self, node: fx.Node) -> bool:
-        name = base_name(node)
-        if not name or not touches_half(node) or is_in_place(node):
+        traits = traits_of(node)
+        if not traits.is_aten or traits.is_in_place or not touches_half(node):
             return False
-        if name in WIDENED:
+        if traits.half is HalfSupport.WIDE:
             return True
         return self._numerics.stochastic_rounding and is_half(node) and is_arithmetic(node)
 
@@ -141,7 +92,7 @@ class HalfPlan:
 
     def root(self, node: fx.Node) -> fx.Node:
         """The value whose float32 copy serves ``node``: itself, or what it is a mere view of."""
-        while base_name(node) in _SAME_ELEMENTS and isinstance(node.args[0], fx.Node) and is_half(node.args[0]):
+        while traits_of(node).keeps_elements and isinstance(node.args[0], fx.Node) and is_half(node.args[0]):
             node = node.args[0]
         return node
 
@@ -153,39 +104,17 @@ class HalfPlan:
         """
         sweep = info_of(node).sweep
         roots = dict.fromkeys(self.root(o) for o in node.all_input_nodes if is_half(o))
-        if is_in_place(node):
+        if traits_of(node).is_in_place:
             return list(roots)  # the copies are not of the new values
         return [r for r in roots if self._last_use.get((r, sweep)) is node and r not in self.parameters]
 
 
-def is_in_place(node: fx.Node) -> bool:
-    """Whether the operation writes to one of its arguments."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
-
-
 def is_arithmetic(node: fx.Node) -> bool:
     """Whether the operation computes new numbers, instead of moving, choosing or making up values."""
-    name = base_name(node)
-    if not name or node.target is operator.getitem:
+    traits = traits_of(node)
+    if not traits.is_aten or traits.is_view:
         return False
-    schema = node.target._schema  # type: ignore[union-attr]
-    if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
-        return False
-    if name == "_to_copy":
-        return _narrows(node)
-    return name not in _MOVING and not name.startswith(("new_", "index", "scatter", "empty", "zeros", "ones", "full"))
-
-
-_MOVING = _names(
-    """clone copy copy_ lift_fresh_copy cat stack index_select gather slice_scatter select_scatter diagonal_scatter
-    where masked_fill masked_scatter constant_pad_nd embedding repeat roll flip fill arange eye tril triu scalar_tensor
-    _foreach_copy_ _foreach_zero_ fill_ zero_ max_pool2d_with_indices max_pool3d_with_indices relu threshold neg abs
-    sign maximum minimum amax amin max min sort topk argmax argmin clamp clamp_min clamp_max expand_copy isnan isinf
-    isfinite logical_not logical_and logical_or rand randn rand_like randn_like randint normal uniform bernoulli
-    select_backward slice_backward threshold_backward reflection_pad1d reflection_pad2d replication_pad1d
-    replication_pad2d upsample_nearest2d upsample_nearest1d nan_to_num"""
-)
+    return _narrows(node) if traits.name == "_to_copy" else not traits.moves_only
 
 
 def _narrows(node: fx.Node) -> bool:
@@ -239,11 +168,10 @@ class SafetyNet:
 
 def needs_safety_net(node: fx.Node) -> bool:
     """Whether the node is a float16 operation that might lack a kernel."""
-    name = base_name(node)
-    if not name or name in _NATIVE or not touches_half(node) or is_in_place(node):
+    traits = traits_of(node)
+    if not traits.is_aten or traits.half is HalfSupport.NATIVE or traits.is_in_place or traits.is_view:
         return False
-    returns = node.target._schema.returns  # type: ignore[union-attr]
-    return not any(r.alias_info is not None for r in returns)
+    return touches_half(node)
 
 
 def _wide(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import memory_root
 
 aten = torch.ops.aten
@@ -68,38 +69,6 @@ _OVER_FIRST |= {
 
 _SYMMETRIC = frozenset({aten.add.Tensor, aten.mul.Tensor})
 
-# Besides all element-wise operations, these are known to return memory of their own, each result its own.
-_MAKERS = frozenset(
-    {
-        aten.mm.default,
-        aten.bmm.default,
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.clone.default,
-        aten.convolution.default,
-        aten.convolution_backward.default,
-        aten.native_batch_norm.default,
-        aten._native_batch_norm_legit.default,
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit_no_training.default,
-        aten.native_batch_norm_backward.default,
-        aten.native_layer_norm.default,
-        aten.native_layer_norm_backward.default,
-        aten.native_group_norm.default,
-        aten.native_group_norm_backward.default,
-        aten.max_pool2d_with_indices_backward.default,
-        aten.avg_pool2d_backward.default,
-        aten.mse_loss_backward.default,
-        aten.max_pool2d_with_indices.default,
-        aten.select_backward.default,
-        aten.slice_backward.default,
-        aten._softmax.default,
-        aten._softmax_backward_data.default,
-        aten.embedding.default,
-        aten.cat.default,
-    }
-)
-
 
 class Reuse:
     """Which operations of a graph run in place, and on which operand."""
@@ -148,12 +117,11 @@ def _only_reads(node: fx.Node) -> bool:
 
 
 def _makes_memory(root: fx.Node) -> bool:
+    """Whether the result, each of several, lies in memory of its own: so do those of all element-wise operations."""
     if root.target is operator.getitem and isinstance(root.args[0], fx.Node):
         root = root.args[0]
-    if not isinstance(root.target, torch._ops.OpOverload):
-        return False
-    functional = not root.target._schema.is_mutable
-    return functional and (root.target in _MAKERS or torch.Tag.pointwise in root.target.tags)
+    traits = traits_of(root)
+    return not traits.is_in_place and (traits.is_fresh or traits.is_pointwise)
 
 
 def _same_memory(operand: Any, result: Any) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from poptorch.host.interpret.half import is_half
+from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import memory_root
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
@@ -114,15 +114,13 @@ def _spread(graph: fx.Graph, owners: dict[fx.Node, int]) -> bool:
             return False
         if found:
             owners[node] = found.pop()
-        elif _writes(node):
+        elif traits_of(node).is_in_place:
             return False
     return True
 
 
 def _is_list_operation(node: object) -> bool:
-    target = node.target if isinstance(node, fx.Node) else None
-    name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
-    return name.removeprefix("aten::").startswith(_LIST_OPERATIONS)
+    return isinstance(node, fx.Node) and traits_of(node).name.startswith(_LIST_OPERATIONS)
 
 
 def _node_lists(node: Any) -> list[list[fx.Node | None]]:
@@ -130,11 +128,6 @@ def _node_lists(node: Any) -> list[list[fx.Node | None]]:
     values = [*node.args, *node.kwargs.values()]
     lists = [v for v in values if isinstance(v, (list, tuple)) and v and all(isinstance(n, fx.Node) for n in v)]
     return [[n if len(v) == 1 or list(v).count(n) == 1 else None for n in v] for v in lists]
-
-
-def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 # -- the graph of both -----------------------------------------------------------------------------------------------

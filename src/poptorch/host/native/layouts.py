@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import fx
 
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.program import Program, Role
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-_CONVOLUTIONS = {torch.ops.aten.convolution.default: 1, torch.ops.aten.convolution_backward.default: 2}
-"""The operations, and which of their arguments is the weight."""
 
 
 def weight_formats(program: Program) -> dict[str, torch.memory_format]:
@@ -43,5 +42,6 @@ def _has_a_choice(shape: Sequence[int]) -> bool:
 
 def _convolves(weight: fx.Node) -> Iterator[bool]:
     for user in weight.users:
-        position = _CONVOLUTIONS.get(user.target)  # type: ignore[call-overload]
+        traits = traits_of(user)
+        position = traits.weight if traits.kind is Kind.CONVOLUTION else None
         yield position is not None and user.args[position] is weight

@@ -16,11 +16,10 @@ import torch
 from torch import fx
 
 from poptorch.host.native.inductor import Compiled, Kernel, Target, compile_graph, plain
+from poptorch.ops.traits import Kind, traits_of
 
 LEAST_REPEATS = 6
 _LEAST_OPERATIONS = 8
-_LAYOUTS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-"""Operations whose neighbours should share their layout, which is fixed between kernels."""
 
 
 def compile_outlined(
@@ -54,8 +53,8 @@ class Repeat:
 def find_repeat(graph: fx.Graph) -> Repeat | None:
     """The longest stretch of at least :data:`LEAST_REPEATS` equal blocks of operations; ``None`` if there is none."""
     operations = _operations(graph)
-    if any(node.target in _LAYOUTS for node in operations):
-        return None
+    if any(traits_of(node).is_aten and traits_of(node).kind is Kind.CONVOLUTION for node in operations):
+        return None  # their neighbours should share their layout, which is fixed between kernels
     known: dict[Any, int] = {}
     marks = np.array([known.setdefault(_mark(node), len(known)) for node in operations])
     best: Repeat | None = None
@@ -74,7 +73,7 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
 def _mark(node: fx.Node) -> Any:
     """What two operations have in common that may stand for each other."""
     arguments = fx.map_arg((node.args, node.kwargs), lambda n: _kind(n))
-    return node.target, _kind(node), repr(arguments), _is_write(node)
+    return node.target, _kind(node), repr(arguments), traits_of(node).is_in_place
 
 
 def _kind(node: fx.Node) -> Any:
@@ -82,11 +81,6 @@ def _kind(node: fx.Node) -> Any:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
     return "several"
-
-
-def _is_write(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _longest_run(equal: np.ndarray) -> tuple[int, int]:
@@ -113,7 +107,8 @@ def _verified(operations: Sequence[fx.Node], repeat: Repeat) -> Repeat | None:
             while first + same < len(flows) and flows[first + same] == flows[first]:
                 same += 1
             chosen = blocks[first : first + same]
-            if same >= LEAST_REPEATS and not any(map(_is_write, chosen[0])) and all(map(_hands_out_tensors, chosen)):
+            writes = any(traits_of(node).is_in_place for node in chosen[0])
+            if same >= LEAST_REPEATS and not writes and all(map(_hands_out_tensors, chosen)):
                 return Repeat(start + first * repeat.period, repeat.period, same)
     return None
 

@@ -14,6 +14,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from poptorch.ops.traits import traits_of
+
 _NAMESPACES = frozenset({"aten", "prims", "mkl", "mkldnn"})
 """Whose operators depend on nothing but their operands."""
 
@@ -190,7 +192,8 @@ def _is_pure(node: fx.Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
         return False
-    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    traits = traits_of(target)
+    return not traits.is_in_place and not traits.is_random
 
 
 def _packs(node: fx.Node) -> bool:

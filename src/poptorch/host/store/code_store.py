@@ -188,8 +188,11 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-_ROOMS = ("program", "compiler", "host", "runtime/values")
-"""Folders whose text decides what native code looks like."""
+_SOURCES = (
+    "encoding.py", "work.py", "ops/**/*.py", "program/**/*.py", "compiler/**/*.py", "host/**/*.py",
+    "runtime/values/**/*.py",
+)  # fmt: skip
+"""The text that decides what native code looks like, and how it is written down."""
 
 
 @cache
@@ -197,6 +200,6 @@ def _own_sources() -> str:
     """The identity of the compiler's own text: while it is being worked on, its version stays the same."""
     text = hashlib.sha256()
     package = Path(__file__).parents[2]
-    for path in sorted(path for room in _ROOMS for path in (package / room).rglob("*.py")):
+    for path in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
         text.update(path.name.encode() + path.read_bytes())
     return text.hexdigest()
