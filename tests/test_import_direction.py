@@ -1,7 +1,8 @@
 """Imports go one way: each room may use the rooms named here and no others.
 
-A room is a module or a package directly under ``poptorch``. Imports inside functions count like any other;
-those under ``if TYPE_CHECKING`` do not, because they do not exist when the program runs.
+A room is a module or a package directly under ``poptorch``, or a part of such a package that has a row of its own
+(``host.native``): a module belongs to the room with the longest matching name. Imports inside functions count like any
+other; those under ``if TYPE_CHECKING`` do not, because they do not exist when the program runs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ FOUNDATION = (
     "startup",
 )
 
+ROAD = {"options", "placement", "ops", "optim", "program", "schedule", "devices"}
+"""What the rooms that compile and run a program stand on."""
+
 ALLOWED: dict[str, set[str]] = {
     **{room: set(FOUNDATION[:place]) for place, room in enumerate(FOUNDATION)},
     # what programs say about themselves
@@ -43,32 +47,38 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {*FOUNDATION, "options", "placement"},
     "optim": {*FOUNDATION, "options"},
     "data": {*FOUNDATION, "options", "profiling"},
-    # the road of a program: capture writes the compiler's IR, the runtime knows only executables
-    "compiler": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting"},
-    "capture": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting", "compiler"},
-    "executable": {*FOUNDATION, "options", "compiler"},
-    "runtime": {*FOUNDATION, "options", "profiling", "compiler", "executable"},
-    "ipu_model": {*FOUNDATION, "options", "profiling", "compiler", "executable"},
+    # what everything about a program stands on
+    "program": {*FOUNDATION, "ops"},
+    "schedule": {*FOUNDATION},
+    "devices": {*FOUNDATION},
+    # the road of a program: capture writes it, the compiler lowers it, the host generates code, the runtime runs that
+    "capture": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting", "program"},
+    "compiler.passes": {*FOUNDATION, "ops", "program"},
+    "compiler": {*FOUNDATION, *ROAD, "profiling", "capture", "compiler.passes"},
+    "executable": {*FOUNDATION, "program", "compiler.passes", "compiler"},
+    "runtime.values": {*FOUNDATION, "program"},
+    "host.cost": {*FOUNDATION, "ops", "program"},
+    "host.grouping": {*FOUNDATION, "ops", "placement", "program", "compiler", "host.cost"},
+    "host.interpret": {*FOUNDATION, "ops", "program", "executable", "runtime.values"},
+    "host.native": {*FOUNDATION, "ops", "program", "executable", "runtime.values", "host.interpret"},
+    "host.store": {*FOUNDATION, "program", "compiler", "executable", "host.native"},
+    "host": {
+        *FOUNDATION, *ROAD, "compiler", "compiler.passes", "executable", "runtime.values",
+        "host.cost", "host.grouping", "host.interpret", "host.native", "host.store",
+    },
+    "runtime": {
+        *FOUNDATION, "profiling", "program", "schedule", "devices", "compiler", "compiler.passes", "executable",
+        "runtime.values",
+    },
+    "ipu_model": {*FOUNDATION, *ROAD, "profiling", "compiler", "compiler.passes"},
     "distributed": {*FOUNDATION, "options", "runtime"},
-    # parts of the executor: they tie the road together, and only the facade uses them
-    "outputs": {*FOUNDATION},
-    "instrumentation": {*FOUNDATION, "outputs"},
-    "compilation": {*FOUNDATION, "options", "placement", "ops", "optim", "capture", "compiler", "executable"},
-    "optimizer_link": {*FOUNDATION, "optim", "compiler", "compilation", "executable", "runtime"},
-    "weight_transfer": {
-        *FOUNDATION, "options", "capture", "compilation", "executable", "runtime", "optimizer_link", "instrumentation",
-    },
-    "inspection": {*FOUNDATION, "compiler", "compilation", "executable", "runtime"},
-    "exporting": {
-        *FOUNDATION, "ops", "capture", "compiler", "compilation", "executable", "runtime", "optimizer_link",
-    },
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
 }
 
 FACADES = {
     "__init__": "the list of public names",
-    "executor": "ties capture, compiler, executable and runtime together",
+    "executor": "ties capture, compiler, host and runtime together",
     "experimental": "early names for the executor",
     "eager": "early names for the executor",
     "_impl": "private names of the original that libraries use",
@@ -97,8 +107,11 @@ def module_name(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    parts = module.split(".")[1:]
+    for length in range(len(parts), 1, -1):
+        if ".".join(parts[:length]) in ALLOWED:
+            return ".".join(parts[:length])
+    return parts[0] if parts else "__init__"
 
 
 def is_type_checking(node: ast.AST) -> bool:

@@ -12,7 +12,6 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, set_info
@@ -42,7 +41,7 @@ class Rules(Protocol):
         """One step of all groups, in place."""
 
 
-class _FusedKernelsOnPaper(TorchDispatchMode):
+class _FusedKernelsOnPaper(FakeTensorMode):
     """Fused optimizer kernels have no form for fake tensors: torch would run them on real ones of the same sizes.
 
     They only write to their arguments, so there is nothing to describe.
@@ -51,7 +50,7 @@ class _FusedKernelsOnPaper(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.startswith("aten::_fused_") and not func._schema.returns:
             return None
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def build_update(
@@ -62,11 +61,11 @@ def build_update(
     numerics: Numerics = Numerics(),
 ) -> UpdateProgram:
     """Record the update of parameters with these names, shapes and types."""
-    mode = FakeTensorMode()
+    mode = _FusedKernelsOnPaper()
     hyper_names = [
         sorted({*values, *group.rule.inputs}) for values, group in zip(rules.hyper(), rules.groups, strict=True)
     ]
-    with tracing(), mode, _FusedKernelsOnPaper(), torch.no_grad():
+    with tracing(), mode, torch.no_grad():
         params = [[torch.empty(types[n][0], dtype=types[n][1]) for n in group] for group in names]
         grads = [
             [torch.empty(types[n][0], dtype=accumulators.get(n, types[n][1])) for n in group] for group in names

@@ -30,7 +30,7 @@ from poptorch.executor.outputs import DeviceTensor
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
 from poptorch.host.build import build_host
-from poptorch.host.native.build import native_code
+from poptorch.host.native_code import native_code
 from poptorch.host.store.code_store import Pieces
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options

@@ -16,6 +16,9 @@ _KEY = "poptorch"
 STREAMS = 1 << 24
 """More random streams than a program has operations."""
 
+FIRST_ROUNDING_STREAM = 1 << 32
+"""Random streams of stochastic roundings start here, far from those of the operations themselves."""
+
 
 class Sweep(enum.Enum):
     """The part of a training step that an operation belongs to."""

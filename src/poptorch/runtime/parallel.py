@@ -12,8 +12,8 @@ import torch
 from poptorch.devices.cores import CoreShare
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, HostStage
-from poptorch.host.interpret.stochastic import FIRST_STREAM
 from poptorch.program.loop import Tick
+from poptorch.program.opinfo import FIRST_ROUNDING_STREAM
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
@@ -259,6 +259,6 @@ class _StageRandom(RandomSource):
         self._slot = slot
 
     def __call__(self, stream: int) -> torch.Generator:
-        if stream >= FIRST_STREAM:
+        if stream >= FIRST_ROUNDING_STREAM:
             stream += self._slot << 40
         return super().__call__(stream)

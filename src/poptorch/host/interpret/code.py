@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from poptorch.executable.host_code import Code
-from poptorch.host.generators import with_generator
 from poptorch.host.interpret.bindings import Bindings
 from poptorch.host.interpret.exceptions import check_of
+from poptorch.host.interpret.generators import with_generator
 from poptorch.host.interpret.half import (
     HalfPlan,
     SafetyNet,
@@ -26,11 +26,11 @@ from poptorch.host.interpret.half import (
     wide_constant,
 )
 from poptorch.host.interpret.in_place import Reuse
-from poptorch.host.interpret.stochastic import FIRST_STREAM, StochasticInPlace, stochastic_rounding
+from poptorch.host.interpret.stochastic import StochasticInPlace, stochastic_rounding
 from poptorch.host.interpret.update_in_backward import interleave
 from poptorch.ops.traits import traits_of
 from poptorch.program.numerics import Numerics
-from poptorch.program.opinfo import info_of
+from poptorch.program.opinfo import FIRST_ROUNDING_STREAM, info_of
 from poptorch.program.program import Program, Role
 from poptorch.runtime.values.weights import copies_of
 
@@ -99,7 +99,7 @@ class _Writer:
         self._half = HalfPlan(graph_module.graph, numerics, weights)
         self._reuse = Reuse(graph_module.graph) if numerics.plain else None
         self._wide: dict[fx.Node, str] = {}
-        self._roundings = FIRST_STREAM
+        self._roundings = FIRST_ROUNDING_STREAM
         self._bindings = Bindings()
         self._globals: dict[str, Any] = {}
         self._callables: dict[int, str] = {}

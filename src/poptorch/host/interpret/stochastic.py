@@ -14,9 +14,6 @@ _DROPPED = 13
 """Bits of a float32's fraction that float16 does not have."""
 _SMALLEST_NORMAL = 2.0**-14
 
-FIRST_STREAM = 1 << 32
-"""Random streams of roundings start here, far from those of the operations themselves."""
-
 
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """``values`` (float32) as float16, each rounded up or down so that its expectation is the value itself.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.host.generators import with_generator
+from poptorch.host.interpret.generators import with_generator
 from poptorch.host.native.derived import DerivedOperators
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program
