@@ -40,6 +40,25 @@ def test_marks_are_accepted_and_leave_no_operation():
     assert info_of(product).available_memory == 0.3
 
 
+def test_marks_stay_on_inputs_and_results_of_the_pieces_of_a_model():
+    class TwoIpus(Overlapped):
+        def forward(self, x):
+            poptorch.Block.start("first", ipu_id=0)
+            x = torch.tanh(poptorch.set_overlap_for_input(x, MODE))
+            poptorch.Block.start("second", ipu_id=1)
+            y = poptorch.set_available_memory(self.fc(x), 0.3)
+            return poptorch.set_overlap_for_output(y, MODE)
+
+    executor = poptorch.inferenceModel(TwoIpus(), options())
+    executor.compile(torch.randn(2, 4))
+    pieces = executor._engine.executable.plan.device_stages
+    assert [[p.overlap for p in piece.program.ports if p.name == "x"] for piece in pieces.values()] == [[MODE], []]
+    assert [[o.overlap for o in piece.program.outputs] for piece in pieces.values()] == [[None], [MODE]]
+    [product] = [n for n in pieces[1].program.operations() if "addmm" in str(n.target)]
+    assert info_of(product).available_memory == 0.3
+    assert str(executor.program).count(f"(overlap: {MODE.name})") == 2
+
+
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [

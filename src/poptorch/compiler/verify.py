@@ -105,13 +105,12 @@ def _definitions(program: Program) -> Iterator[Fault]:
 
 def _types(program: Program) -> Iterator[Fault]:
     for node in program.graph.nodes:
-        if node.op not in ("placeholder", "call_function"):
-            continue
-        if "val" not in node.meta:
+        # Of several results some may be none at all, such as a gradient that nobody asked for.
+        if node.op in ("placeholder", "call_function") and node.users and "val" not in node.meta:
             yield f"the type of %{node.name} is not known", node
     for node, port in program.placeholders():
-        value = node.meta["val"]
-        if tuple(value.shape) != port.shape:
+        value = node.meta.get("val")
+        if value is not None and tuple(value.shape) != port.shape:
             yield f"%{node.name} is {list(value.shape)}, but its port is {list(port.shape)}", node
 
 
