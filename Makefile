@@ -6,9 +6,10 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 
-# Parallel test workers; one thread each, or they would fight for the cores.
+# Parallel test workers; one thread each, or they would fight for the cores, unless OMP_NUM_THREADS says otherwise.
 WORKERS ?= auto
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+OMP_NUM_THREADS ?= 1
+PYTEST  := OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test exhaustive lint bench scaling docs compatibility clean
