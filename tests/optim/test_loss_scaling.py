@@ -132,7 +132,7 @@ class TestInRules:
             scaled.factor = torch.tensor(factor)
             for program in (scaled, plain):
                 program.step(lambda k, r, step=step: gradients(step, k, r))
-        assert_close_sums(scaled.weights, plain.weights, terms=12, steps=4)
+        assert_close_sums(scaled.weights, plain.weights, terms=12, steps=4, scale=1.0)
 
     def test_velocity_keeps_the_users_scale(self, weights, gradients, update_only):
         program = update_only(P.SGD(weights, lr=0.1, momentum=0.9, loss_scaling=2.0), self.options())

@@ -224,7 +224,7 @@ def test_native_optimizers_equal_torch(variant, extra, weights, gradients, updat
         for weight, grad in zip(theirs, grads, strict=True):
             weight.grad = grad.clone()
         torch_optimizer.step()
-        assert_close_sums(program.weights, theirs, terms=1, steps=10)
+        assert_close_sums(program.weights, theirs, terms=1, steps=10, scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_device_equals_own_cpu_step(kind, arguments, weights, gradients, update_
         for weight, grad in zip(on_cpu, grads, strict=True):
             weight.grad = grad.clone()
         optimizer.step()
-    assert_close_sums(program.weights, on_cpu, terms=12, steps=10)
+    assert_close_sums(program.weights, on_cpu, terms=12, steps=10, scale=1.0)
 
 
 def test_adamw_fused_and_composed_forms_agree(weights, gradients, update_only, clone):
@@ -261,7 +261,7 @@ def test_adamw_fused_and_composed_forms_agree(weights, gradients, update_only, c
     for step in range(STEPS):
         for program in (fused, composed):
             program.step(lambda k, r, step=step: gradients(step, k, r))
-    assert_close_sums(fused.weights, composed.weights, terms=1, steps=STEPS)
+    assert_close_sums(fused.weights, composed.weights, terms=1, steps=STEPS, scale=1.0)
 
 
 def test_weights_in_any_memory_layout(gradients, update_only, clone):
@@ -274,7 +274,7 @@ def test_weights_in_any_memory_layout(gradients, update_only, clone):
         grads = gradients(step, 0, 0)[:1]
         for program in (one, other):
             program.step(lambda k, r, grads=grads: grads)
-    assert_close_sums(one.weights, other.weights, terms=1, steps=5)
+    assert_close_sums(one.weights, other.weights, terms=1, steps=5, scale=1.0)
 
 
 def test_combined_momentum_changes_one_step_late(weights, gradients, update_only):
@@ -286,7 +286,7 @@ def test_combined_momentum_changes_one_step_late(weights, gradients, update_only
     program.spec = poptorch.optim.spec.describe(optimizer, None)
     program.step(lambda k, r: gradients(1, k, r))
     for w, v, b, g in zip(program.weights, velocity, before, gradients(1, 0, 0), strict=True):
-        assert_close_sums(w, (b.double() - 0.1 * (0.9 * v + g.double())).float(), terms=1, steps=2)
+        assert_close_sums(w, (b.double() - 0.1 * (0.9 * v + g.double())).float(), terms=1, steps=2, scale=1.0)
 
 
 def test_zero_variable_learning_rate_freezes_bit_for_bit(weights, gradients, update_only):
