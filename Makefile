@@ -6,15 +6,16 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 
-# Parallel test workers; one thread each, or they would fight for the cores.
+# Parallel test workers; one thread each, or they would fight for the cores, unless OMP_NUM_THREADS says otherwise.
 WORKERS ?= auto
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+OMP_NUM_THREADS ?= 1
+PYTEST  := OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test exhaustive lint bench scaling docs compatibility clean
+.PHONY: help setup demo test test-cpus exhaustive lint bench scaling docs compatibility clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ -/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ -/'
 
 setup: $(VENV)/ready  ## create .venv and install the package with its tools
 
@@ -23,6 +24,9 @@ demo: $(VENV)/ready  ## a short program that shows what works today
 
 test: $(VENV)/ready  ## all tests, and the examples in docstrings and documentation
 	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+
+test-cpus: $(VENV)/ready  ## the tests as on other processors: scalar, AVX2 and AVX-512 code, one and two threads
+	@PYTHON=$(BIN)/python scripts/test_cpus.sh -n $(WORKERS) $(ARGS)
 
 exhaustive: $(VENV)/ready  ## native code over the whole zoo of architectures: a quarter of an hour of compiling
 	@$(PYTEST) -q -n $(WORKERS) -m exhaustive $(ARGS)

@@ -71,7 +71,7 @@ def losses(model: nn.Module, steps: int = 3) -> list[float]:
 
 def main() -> None:
     expected = losses(Classifier())
-    print("one IPU           ", expected)
+    print(f"{'one IPU':<20}", ", ".join(f"{loss:.4f}" for loss in expected))
     models = {
         "annotated layers": annotated_layers(),
         "blocks inside": InlineClassifier(),
@@ -79,8 +79,9 @@ def main() -> None:
     }
     for name, model in models.items():
         found = losses(model)
-        assert found == expected, f"{name}: {found}"
-        print(f"{name:<20}", found)
+        # The same computation, but other groups of additions: the last bits may differ.
+        assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-4), f"{name}: {found}"
+        print(f"{name:<20}", ", ".join(f"{loss:.4f}" for loss in found))
 
 
 if __name__ == "__main__":

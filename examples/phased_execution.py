@@ -70,8 +70,9 @@ def main(depth: int = 4) -> None:
     expected, _ = train(TwoTowers(depth), None)
     for strategy in (parallel(depth), serial(depth)):
         found, training = train(TwoTowers(depth, annotated=True), strategy)
-        assert found == expected, f"{found} instead of {expected}"
-        print(type(strategy).__name__, found)
+        # The same computation, but other groups of additions: the last bits may differ.
+        assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-4), f"{found} instead of {expected}"
+        print(type(strategy).__name__, ", ".join(f"{loss:.4f}" for loss in found))
         print(training.drawSchedule())
         training.destroy()
 

@@ -17,13 +17,13 @@ for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Helpers that tests of several folders share lie beside this file.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 # Interpreters that tests start elsewhere must find the package of this working tree, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# Helpers that tests of several folders share lie beside this file: ``from closeness import assert_close_sums``.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.optim import SGD
 from poptorch.runtime.values.factored import Product
 
@@ -76,7 +77,7 @@ def test_training_equals_eager(kind: type[Layers], replicas: int, rows: int) -> 
     x = torch.randn(4 * rows, 16)
     wrapped = trained(model, x, 4 // replicas, replicas=replicas)
     wrapped.copyWeightsToHost()
-    torch.testing.assert_close(list(model.parameters()), in_eager(reference, x, 4), atol=1e-6, rtol=1e-5)
+    assert_close_sums(list(model.parameters()), in_eager(reference, x, 4), terms=16, steps=3)
 
 
 @pytest.mark.parametrize(("rows", "products"), [(1, 2), (8, 2), (9, 0), (64, 0)])
@@ -106,7 +107,7 @@ def test_a_factor_that_is_written_to_keeps_its_meaning() -> None:
     wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
     wrapped(x.clone())
     wrapped.copyWeightsToHost()
-    torch.testing.assert_close(list(model.parameters()), expected, atol=1e-6, rtol=1e-5)
+    assert_close_sums(list(model.parameters()), expected, terms=16)
 
 
 def in_eager_once(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -130,7 +131,7 @@ def test_means_are_those_of_whole_gradients(strategy: poptorch.MeanReductionStra
     for _ in range(3):
         wrapped(x)
     wrapped.copyWeightsToHost()
-    torch.testing.assert_close(list(model.parameters()), in_eager(reference, x, 4), atol=1e-6, rtol=1e-5)
+    assert_close_sums(list(model.parameters()), in_eager(reference, x, 4), terms=16, steps=3)
 
 
 def test_accumulators_of_another_type_take_the_product() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.runtime import engine
 
 LEVELS = ["interpret", "native"]
@@ -263,4 +264,4 @@ def test_recomputation_does_not_repeat_effects(recompute: bool, capfd: pytest.Ca
     printed = titles(capfd.readouterr().err)
     assert printed == ["y", "z", "z"] * 3
     assert len(calls) == 1 + 3
-    assert calls[1:] == torch.arange(6.0).view(3, 2)[:, 0].sin().cos().tolist()
+    assert_close_sums(calls[1:], torch.arange(6.0).view(3, 2)[:, 0].sin().cos().tolist(), terms=1)

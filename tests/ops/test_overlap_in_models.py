@@ -51,10 +51,10 @@ def test_marks_stay_on_inputs_and_results_of_the_pieces_of_a_model():
 
     executor = poptorch.inferenceModel(TwoIpus(), options())
     executor.compile(torch.randn(2, 4))
-    pieces = executor._engine.executable.plan.device_stages
-    assert [[p.overlap for p in piece.program.ports if p.name == "x"] for piece in pieces.values()] == [[MODE], []]
-    assert [[o.overlap for o in piece.program.outputs] for piece in pieces.values()] == [[None], [MODE]]
-    [product] = [n for n in pieces[1].program.operations() if "addmm" in str(n.target)]
+    stages = executor.plan.stages
+    assert [[p.overlap for p in piece.program.ports if p.name == "x"] for piece in stages] == [[MODE], []]
+    assert [[o.overlap for o in piece.program.outputs] for piece in stages] == [[None], [MODE]]
+    [product] = [n for n in stages[1].program.operations() if "addmm" in str(n.target)]
     assert info_of(product).available_memory == 0.3
     assert str(executor.program).count(f"(overlap: {MODE.name})") == 2
 

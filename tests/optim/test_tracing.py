@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.optim.rules import UpdateRule
 from poptorch.optim.spec import describe
 
@@ -66,8 +67,7 @@ def test_recorded_graph_follows_other_hyper_parameters(name, weights, gradients)
     for k in range(3):
         group.rule.update_(expected[0], gradients(k, 0, 0), expected[1], other)
         graph(replayed[0], gradients(k, 0, 0), replayed[1], other)
-    for mine, theirs in zip(flat(*replayed), flat(*expected), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_close_sums(flat(*replayed), flat(*expected), terms=12, steps=3)
     assert not any(torch.isnan(t).any() for t in flat(*expected))
 
 

@@ -12,5 +12,5 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then every division of a model gives the same bits, and schedules show every micro-batch."""
+    """Then schedules show every micro-batch."""
     monkeypatch.setenv("POPTORCH_BUNDLE", "1")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 
 
 def wide(count=8, size=32):
@@ -57,7 +58,7 @@ def test_the_annotated_model_trains_like_the_plain_one():
         results.append([executor(*data)[1] for _ in range(2)])
         if divided:
             assert [p.ipu for p in executor.plan.parts] == [0, 1, 2, 3]
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert_close_sums(*results, terms=32, steps=8)
 
 
 def test_can_be_taken_back_and_repeated():

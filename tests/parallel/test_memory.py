@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
+from closeness import assert_close_sums
 from host_code import change_stages, runner_of
 from poptorch.compiler.memory import Category
 from poptorch.devices import cores
@@ -248,10 +249,8 @@ def test_each_replica_owns_and_updates_its_shard_of_the_optimizer_state(optimize
         assert shards[1].ranges["layers.0.weight"] == (16, 32)
         full = whole.executable.device.memory.bytes_per_replica(Category.OPTIMIZER)
         assert executor.executable.device.memory.bytes_per_replica(Category.OPTIMIZER) < 0.3 * full
-    for a, b in zip(outputs[-1], outputs_sharded[-1], strict=True):
-        torch.testing.assert_close(a, b)
-    for name, value in state.items():
-        torch.testing.assert_close(state_sharded[name], value)
+    assert_close_sums(outputs_sharded, outputs, terms=16, steps=4)
+    assert_close_sums(state_sharded, state, terms=16, steps=4)
 
 
 def test_the_optimizer_state_reads_whole():
@@ -366,7 +365,7 @@ def test_recomputation_lowers_the_memory_of_a_step(monkeypatch, level):
     for mode, share in ((1, 0.65), (4, 0.45)):  # what crosses a few borders is kept; only what is marked is kept
         peak, losses = step_of(monkeypatch, Tall, data, mode)
         assert 3 * activation <= peak <= share * without, mode
-        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+        assert_close_sums(losses, expected, terms=1024 * 16, steps=2)
 
 
 class Residual(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 
 
 def trained(model, *inputs, steps=3):
@@ -23,9 +24,8 @@ def trained(model, *inputs, steps=3):
         loss = reference(*inputs)
         loss.backward()
         optimizer.step()
-        assert torch.equal(executor(*inputs), loss)
-    for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+        assert_close_sums(executor(*inputs), loss, terms=288, steps=steps)
+    assert_close_sums(model.state_dict(), reference.state_dict(), terms=288, steps=steps)
     return executor.executable.code.micro_batch.source
 
 
@@ -46,7 +46,7 @@ class Block(nn.Module):
 @pytest.mark.parametrize(
     "activation", [nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.LeakyReLU(), nn.Hardswish()], ids=str
 )
-def test_activations_give_the_same_bits(activation):
+def test_activations_give_the_same_numbers(activation):
     torch.manual_seed(0)
     trained(Block(activation), torch.randn(2, 4, 6, 6))
 
@@ -79,10 +79,8 @@ def test_what_is_read_again_is_kept():
     torch.manual_seed(0)
     model = Kept()
     x = torch.randn(3, 6)
-    expected = model(x)
     got = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))(x)
-    for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
+    assert_close_sums(got, model(x), terms=6)
 
 
 def test_inputs_weights_and_constants_are_never_written():
@@ -115,7 +113,5 @@ def test_broadcast_and_types_are_not_written_over():
 
     torch.manual_seed(0)
     model, x = Mixed(), torch.randn(3, 4)
-    expected = model(x)
     got = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))(x)
-    for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
+    assert_close_sums(got, model(x), terms=6)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from host_code import change_code
 from poptorch.host.interpret.update_in_backward import interleave
 
@@ -75,7 +76,7 @@ def test_every_weight_is_updated_once_behind_its_last_use(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_small_buckets_change_no_bit(name, monkeypatch):
+def test_small_buckets_change_no_number(name, monkeypatch):
     whole, parts = layers(), layers()
     first = compiled(whole, OPTIMIZERS[name](whole.parameters()), *data())
     change_code(first, step=None)  # micro-batch, then update
@@ -83,9 +84,8 @@ def test_small_buckets_change_no_bit(name, monkeypatch):
     second = compiled(parts, OPTIMIZERS[name](parts.parameters()), *data())
     assert second.executable.code.step is not None
     for _ in range(4):
-        assert torch.equal(first(*data()), second(*data()))
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        assert torch.equal(one, other)
+        assert_close_sums(second(*data()), first(*data()), terms=64, steps=4)
+    assert_close_sums(list(parts.parameters()), list(whole.parameters()), terms=64, steps=4)
 
 
 def test_matches_eager_with_several_groups_and_a_changing_rate():
@@ -108,9 +108,8 @@ def test_matches_eager_with_several_groups_and_a_changing_rate():
         loss = reference(*data())
         loss.backward()
         theirs.step()
-        assert torch.allclose(executor(*data()), loss)
-    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+        assert_close_sums(executor(*data()), loss, terms=64, steps=3)
+    assert_close_sums(list(model.parameters()), list(reference.parameters()), terms=64, steps=3)
 
 
 def test_clipping_waits_for_all_gradients():
@@ -183,7 +182,7 @@ def test_anchored_gradients_survive():
     reference = copy.deepcopy(layers())
     reference(*data()).backward()
     executor(*data())
-    assert torch.allclose(executor.getAnchoredTensor("grad"), reference.net[0][0].weight.grad, atol=1e-7)
+    assert_close_sums(executor.getAnchoredTensor("grad"), reference.net[0][0].weight.grad, terms=32)
 
 
 def test_source_is_readable():
