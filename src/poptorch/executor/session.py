@@ -110,10 +110,10 @@ class Session:
         """The arguments of the compilation."""
 
         self.compile_time = datetime.timedelta()
+        self.engine = engine
         self._traced = bool(wrapped.options.Jit._tracing_requested)
         self._target = target
         self._build = build
-        self.engine = engine
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False
@@ -155,7 +155,7 @@ class Session:
         if wrapped.options.connection_type == ConnectionType.OnDemand:
             self._target.attach(build.ipus_per_replica)
         # Stages and replicas use the weights in pieces, which have to stay where they are.
-        wrapped.weights.open(overlay=self.program.training and self.plan is None)
+        wrapped.weights.open(overlay=self.program.training and engine.parallel is None)
         wrapped.weights.upload(engine)
         if wrapped.link is not None:
             names, offline = wrapped.weights.names(), is_offline(wrapped.options)
