@@ -99,11 +99,6 @@ class PoplarExecutor:
         """The executor's own, frozen copy of the options."""
         return self._options
 
-    @staticmethod
-    def unwrapped(model: Any) -> Any:
-        """The user's model in an executor; anything else as it is."""
-        return model._user_model if isinstance(model, PoplarExecutor) else model
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and "_model" not in self.__dict__:
             raise AttributeError(name)
@@ -415,6 +410,17 @@ class PoplarExecutor:
     def getLatency(self) -> counters.Latency:
         """Shortest, longest, average time from the request of an input to the delivery of the output."""
         return counters.latency(self.getPerfCounters(), "input", "output_complete")
+
+
+def unwrapped(model: Any) -> Any:
+    """The user's model in an executor; anything else as it is.
+
+    >>> import poptorch
+    >>> model = torch.nn.ReLU()
+    >>> unwrapped(poptorch.inferenceModel(model)) is unwrapped(model) is model
+    True
+    """
+    return model._user_model if isinstance(model, PoplarExecutor) else model
 
 
 def _optimizer_link(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options) -> OptimizerLink:

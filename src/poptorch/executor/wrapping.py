@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from poptorch.executor.executor import PoplarExecutor
+from poptorch.executor.executor import PoplarExecutor, unwrapped
 from poptorch.executor.stored import StoredExecutable
 from poptorch.options import Options
 
@@ -34,7 +34,7 @@ def trainingModel(
     >>> output.shape
     torch.Size([4, 1])
     """
-    return PoplarExecutor(PoplarExecutor.unwrapped(model), options, training=True, optimizer=optimizer)
+    return PoplarExecutor(unwrapped(model), options, training=True, optimizer=optimizer)
 
 
 def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
@@ -45,7 +45,7 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
     >>> inference(torch.tensor([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return PoplarExecutor(PoplarExecutor.unwrapped(model), options, training=False)
+    return PoplarExecutor(unwrapped(model), options, training=False)
 
 
 def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
