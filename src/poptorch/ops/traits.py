@@ -53,7 +53,7 @@ class Kind(enum.Enum):
     CREATION = "creation"
     OPTIMIZER = "optimizer"
     HOST = "host"
-    """Calls of user functions, and prints."""
+    """Calls of user functions, prints, and questions that Python asks."""
 
     CONTROL = "control"
     """Loops and branches."""

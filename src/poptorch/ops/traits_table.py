@@ -29,7 +29,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable"""),
     ("recurrent", "", "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell"),
     ("recurrent", "wide", "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
-    ("linalg", "", "static_lstsq det slogdet logdet inverse triangular_solve lu_unpack cholesky_inverse"),
+    ("linalg", "", "static_lstsq det slogdet logdet inverse triangular_solve lu_unpack geqrf orgqr ormqr"),
     ("elementwise", "", """
         atan2 fmax fmin sgn exp2 expm1 log2 log10 log1p square tan asin acos atan sinh cosh asinh acosh atanh erfc
         erfinv sinc ceil floor round trunc frac frexp addcmul addcdiv isposinf isneginf logical_xor bitwise_and
@@ -57,14 +57,15 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("activation", "moves", "threshold"),
     ("activation", "wide, again", "tanh"),
     ("reduction", "", """
-        nansum aminmax all any logsumexp count_nonzero trace histc static_bincount bincount equal dist cdist pdist"""),
+        nansum aminmax all any logsumexp count_nonzero trace histc static_bincount bincount equal allclose
+        dist cdist pdist"""),
     ("reduction", "half", "sum"),
     ("reduction", "half, moves", "amax amin"),
     ("reduction", "moves", "max min argmax argmin"),
     ("reduction", "wide", "mean prod norm linalg_vector_norm _foreach_norm var var_mean std std_mean"),
     ("scan", "", "cummax cummin"),
     ("scan", "wide", "cumsum cumprod logcumsumexp"),
-    ("sort", "", "kthvalue median nanmedian mode searchsorted argsort msort unique _unique2"),
+    ("sort", "", "kthvalue median nanmedian mode searchsorted argsort msort _unique2"),
     ("sort", "moves", "sort topk"),
     ("normalisation", "", "_weight_norm_interface renorm"),
     ("normalisation", "half, fresh", "native_layer_norm native_layer_norm_backward"),
@@ -113,15 +114,15 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("copy", "maybe view", "contiguous"),
     ("copy", "moves", """
         copy lift_fresh_copy roll flip reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"""),
-    ("view", "", "_conj _neg_view lift_fresh lift"),
+    ("view", "", "_conj _neg_view lift_fresh lift set_"),
     ("view", "maybe view", "reshape"),
     ("view", "same", "t transpose permute view unsqueeze squeeze expand alias detach"),
     ("view", "same, maybe view", "_unsafe_view"),
-    ("creation", "", "zero linspace"),
+    ("creation", "", "zero linspace logspace range tril_indices triu_indices"),
     ("creation", "half", "full full_like ones ones_like zeros zeros_like empty empty_like new_zeros new_full"),
     ("creation", "moves", "fill fill_ zero_ _foreach_zero_ arange eye scalar_tensor"),
     ("optimizer", "", "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"),
-    ("host", "", "host_call print_tensor _local_scalar_dense _assert_async"),
+    ("host", "", "host_call print_tensor _local_scalar_dense _assert_async promote_types result_type can_cast"),
     ("control", "", "for_loop random_for_loop for_loop_backward cond random_cond cond_backward"),
     ("hint", "", "nop available_memory recomputation_checkpoint overlap_input overlap_output"),
     ("custom", "", "custom_op custom_op_gradient"),
