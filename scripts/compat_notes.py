@@ -123,8 +123,8 @@ NOTES: tuple[Note, ...] = (
         "micro-batches",
         "Run one after the other on an IPU.",
         "So they do for an IPU: in the program, the ideal schedule, the stash and the costs. The host computes small "
-        "ones several at a time where nothing can tell but the last digits (`POPTORCH_BUNDLE`, "
-        "[bundles](parallel.md#bundles-of-micro-batches)).",
+        "ones several at a time where nothing can tell but the last digits (`POPTORCH_GROUP`, "
+        "[groups](parallel.md#groups-of-micro-batches)).",
     ),
     Note(
         "partial sums",

@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-BUNDLE = "POPTORCH_BUNDLE"
+BUNDLE = "POPTORCH_GROUP"
 """The variable for the number of micro-batches that are computed at once; 0 leaves the choice to the package."""
 
 # Before poptorch and torch are imported: the shell that started this script must not decide about results.
@@ -252,7 +252,7 @@ FOUR_STAGES = ("pipelined", "pipelined, back to the first IPU")
 """Training has seven stages then, and needs at least as many micro-batches."""
 
 
-def in_bundles(bundle: str, group: Group) -> Hashes:
+def in_groups(bundle: str, group: Group) -> Hashes:
     """The group with this setting for the number of micro-batches at once."""
     os.environ[BUNDLE] = bundle
     try:
@@ -285,7 +285,7 @@ def parallel_groups() -> Iterator[tuple[str, Group]]:
                 for bundle in ("1", "0"):
                     name = f"parallel/{kind.__name__}/{strategy or 'one piece'}/replicas {replicas}/bundle {bundle}"
                     for mode, run in (("training", parallel_training), ("inference", parallel_inference)):
-                        yield f"{name}/{mode}", partial(in_bundles, bundle, partial(run, kind, strategy, replicas))
+                        yield f"{name}/{mode}", partial(in_groups, bundle, partial(run, kind, strategy, replicas))
 
 
 # -- random numbers and float16 ------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def random_groups() -> Iterator[tuple[str, Group]]:
                         half_training, kind, replicas, rounding=rounding, scaling=scaling
                     )
             for key, group in groups.items():
-                yield f"{key}/{name}", partial(in_bundles, bundle, group)
+                yield f"{key}/{name}", partial(in_groups, bundle, group)
 
 
 # -- running, recording, comparing ---------------------------------------------------------------------------------

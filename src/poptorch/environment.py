@@ -209,8 +209,8 @@ KEEP_MEMORY = Flag(
     "Keep memory that programs have freed for their next call, instead of giving it back to the system each time.",
     "the first compilation",
 )
-BUNDLE = Integer(
-    "POPTORCH_BUNDLE",
+GROUP = Integer(
+    "POPTORCH_GROUP",
     0,
     "How many micro-batches of a replica the host computes at once, between two updates of the weights; 1: each by "
     "itself. 0 chooses by the program, so that products have enough rows.",
@@ -311,7 +311,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     DUMP,
     CODEGEN,
     KEEP_MEMORY,
-    BUNDLE,
+    GROUP,
     SPILL_WEIGHTS,
     WAIT_FOR_IPU,
     CACHE_DIR,

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs and code are looked at as those of single micro-batches."""
-    monkeypatch.setenv("POPTORCH_BUNDLE", "1")
+    monkeypatch.setenv("POPTORCH_GROUP", "1")

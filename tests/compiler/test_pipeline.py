@@ -234,7 +234,7 @@ def test_own_outputs(monkeypatch) -> None:
     assert targets(program).count(aten.clone.default) == 3
 
 
-class Pieces(nn.Module):
+class CodeStore(nn.Module):
     """Two parts; the second one writes a buffer that the first one reads."""
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Program:
 
     options = poptorch.Options()
     options.Training.gradientAccumulation(4)
-    model = Pieces()
+    model = CodeStore()
     executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "lower", stop)

@@ -13,4 +13,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then schedules show every micro-batch."""
-    monkeypatch.setenv("POPTORCH_BUNDLE", "1")
+    monkeypatch.setenv("POPTORCH_GROUP", "1")

@@ -1,4 +1,4 @@
-"""Pieces of a model in native code: the interpreter's results, in whatever order and on however many replicas."""
+"""CodeStore of a model in native code: the interpreter's results, in whatever order and on however many replicas."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from poptorch.schedule import Job, Kind
 def pipelined():
     options = make_options(poptorch.PipelinedExecution(), replicas=2, iterations=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POPTORCH_BUNDLE", "1")
+        patch.setenv("POPTORCH_GROUP", "1")
         return train(Perceptron, (0, 1, 2, 3), options)[2]
 
 

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poptorch.enums import OutputMode
-from poptorch.program.loop import Loop, Tick
+from poptorch.program.loop import Loop, MicroBatch
 from poptorch.runtime.streams import OutputStream
 
-TICKS = [Tick(i, s, r) for i, s, r in itertools.product(range(2), range(3), range(2))]
+TICKS = [MicroBatch(i, s, r) for i, s, r in itertools.product(range(2), range(3), range(2))]
 
 
-def value_of(tick: Tick) -> torch.Tensor:
+def value_of(tick: MicroBatch) -> torch.Tensor:
     """Numbers whose sum depends on the order of additions."""
     return torch.tensor([0.1 * (tick.iteration + 1) / 3, 1e6 / (tick.step + 7), 1e-6 * (tick.replica + 1)])
 
 
-def gathered(ticks: list[Tick], mode: OutputMode) -> torch.Tensor:
+def gathered(ticks: list[MicroBatch], mode: OutputMode) -> torch.Tensor:
     loop = Loop(device_iterations=2, gradient_accumulation=3, replicas=2, output_mode=mode)
     stream = OutputStream(loop)
     for tick in ticks:

@@ -62,9 +62,9 @@ WHOLE_PASSES: tuple[Pass, ...] = (
 DIVIDING_PASSES: tuple[Pass, ...] = (
     Pass("assign slots", assign_slots, "which part of the model, forward or backward, runs an operation"),
     Pass("recompute", recompute, "memory: activations wait longest in pipelines"),
-    Pass("isolate writes", isolate_writes, "pieces of other micro-batches must not see what one wrote already"),
+    Pass("isolate writes", isolate_writes, "stages of other micro-batches must not see what one wrote already"),
 )
-"""What prepares the program for being cut into pieces."""
+"""What prepares the program for being cut into stages."""
 
 DEVICE_PASSES = (*WHOLE_PASSES, *DIVIDING_PASSES)
 """From the captured program to what an IPU runs."""

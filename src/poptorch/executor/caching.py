@@ -10,7 +10,7 @@ from poptorch._logging import logger
 from poptorch.executable.executable import Executable
 from poptorch.executable.file import File
 from poptorch.host.store import cache
-from poptorch.host.store.code_store import Pieces
+from poptorch.host.store.code_store import CodeStore
 from poptorch.options import Options
 
 
@@ -21,12 +21,12 @@ def cache_directory(options: Options) -> str | None:
     return directory
 
 
-def code_store(executable: Executable, directory: str | None, exported: File | None) -> Pieces:
+def code_store(executable: Executable, directory: str | None, exported: File | None) -> CodeStore:
     """Where the executable takes its native code from: what an earlier process left."""
     if directory is not None:
         cache.prepare_directory(directory)
     after = executable.code.native_after
-    store = cache.pieces_for(executable.device, directory, exported, locally=after is not None)
+    store = cache.store_for(executable.device, directory, exported, locally=after is not None)
     if after != 0:
         store.finish()
     return store

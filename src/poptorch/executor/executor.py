@@ -361,7 +361,7 @@ class PoplarExecutor:
         """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.
 
         Returns the drawing as text; with a ``path`` that ends in ``.svg``, ``.png`` or ``.txt`` also writes it there.
-        Measured is the last accumulation round of the latest call. A model in one piece has nothing to measure.
+        Measured is the last accumulation round of the latest call.
 
         >>> import poptorch
         >>> model = poptorch.inferenceModel(torch.nn.ReLU(), poptorch.Options().deviceIterations(3))

@@ -31,7 +31,7 @@ from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
 from poptorch.host.build import build_host
 from poptorch.host.native_code import native_code
-from poptorch.host.store.code_store import Pieces
+from poptorch.host.store.code_store import CodeStore
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
@@ -111,7 +111,7 @@ class Session:
     """One compiled program: made by :meth:`compile`, ended by :meth:`release`."""
 
     def __init__(
-        self, wrapped: Wrapped, target: Target, example: BoundCall, executable: Executable, store: Pieces
+        self, wrapped: Wrapped, target: Target, example: BoundCall, executable: Executable, store: CodeStore
     ) -> None:
         self.wrapped = wrapped
         self.example = example
@@ -168,7 +168,7 @@ class Session:
         progress.begin("loading")
         if wrapped.options.connection_type == ConnectionType.OnDemand:
             self._target.attach(self.executable.device.ipus_per_replica)
-        # Stages and replicas use the weights in pieces, which have to stay where they are.
+        # Stages and replicas bind the weights to their arguments, which have to stay where they are.
         wrapped.weights.open(overlay=self.program.training and self.executable.code.alone)
         wrapped.weights.upload(engine)
         if wrapped.link is not None:
@@ -373,7 +373,7 @@ def _seed(options: Options) -> int | None:
 
 def _compiled(
     wrapped: Wrapped, target: Target, call: BoundCall, stored: StoredExecutable | None, progress: Progress
-) -> tuple[Executable, Pieces]:
+) -> tuple[Executable, CodeStore]:
     options, link = wrapped.options, wrapped.link
     if link is not None:
         link.check()

@@ -41,7 +41,7 @@ class Build:
 
     @property
     def is_grouped(self) -> bool:
-        return self.program.bundle > 1
+        return self.program.group_size > 1
 
     @property
     def is_alone(self) -> bool:
@@ -71,7 +71,7 @@ def group_micro_batches(build: Build) -> str:
     """Compute several micro-batches at once, where their rows are few."""
     with tracing():
         build.program = group(build.device)
-    return f"groups of {build.program.bundle}" if build.is_grouped else "one micro-batch at a time"
+    return f"groups of {build.program.group_size}" if build.is_grouped else "one micro-batch at a time"
 
 
 def divide(build: Build) -> str:
@@ -151,7 +151,7 @@ def build_host(device: DeviceProgram) -> HostCode:
     plan = device.plan
     return HostCode(
         program=build.program,
-        loop=dataclasses.replace(device.loop, bundle=build.program.bundle),
+        loop=dataclasses.replace(device.loop, group_size=build.program.group_size),
         stages=build.stages,
         edges=plan.edges if build.cut is None else tuple(build.cut.edges),
         carried=plan.carried if build.cut is None else tuple(build.cut.carried),

@@ -17,20 +17,20 @@ from poptorch.host.levels import target_for
 from poptorch.host.native.async_compile import side_by_side
 from poptorch.host.native.code import (
     generate_native,
-    generate_native_piece,
+    generate_native_stage,
     generate_native_step,
     generate_native_update,
 )
 from poptorch.host.native.inductor import Target
 from poptorch.host.native.layouts import weight_formats
 from poptorch.host.native.optimizers import updates_in_library, updates_many_weights
-from poptorch.host.store.code_store import Pieces, piece_key
+from poptorch.host.store.code_store import CodeStore, code_key
 from poptorch.options.progress import Progress
 from poptorch.program.program import Program
 from poptorch.program.update import UpdateProgram
 
 
-def native_code(device: DeviceProgram, code: HostCode, store: Pieces, progress: Progress) -> HostCode:
+def native_code(device: DeviceProgram, code: HostCode, store: CodeStore, progress: Progress) -> HostCode:
     """The same with native code wherever there is some; ``store`` knows what was compiled before."""
     build = _NativeBuild(device, code, store, progress)
     with side_by_side(lambda done, count: progress.note(f"C++ {done}/{count}")):
@@ -41,9 +41,9 @@ def native_code(device: DeviceProgram, code: HostCode, store: Pieces, progress: 
 
 
 class _NativeBuild:
-    """The pieces of code that a program needs, one after the other."""
+    """The code that a program needs, one after the other."""
 
-    def __init__(self, device: DeviceProgram, code: HostCode, store: Pieces, progress: Progress) -> None:
+    def __init__(self, device: DeviceProgram, code: HostCode, store: CodeStore, progress: Progress) -> None:
         self._device = device
         self._code = code
         self._store = store
@@ -86,7 +86,7 @@ class _NativeBuild:
     def _stage(self, stage: HostStage) -> HostStage:
         """Stages that run beside each other must not hold the interpreter lock, and share the cores."""
         share = CoreShare.of(self._code.width)
-        generate = generate_native if self._device.plan.whole else generate_native_piece
+        generate = generate_native if self._device.plan.whole else generate_native_stage
         logger.debug("Compiling the %s", stage.description.label)
         self._begin(stage.description.label)
         target = target_for(stage.program, share.threads, share.workers > 1)
@@ -94,12 +94,12 @@ class _NativeBuild:
 
     def _step(self, update: UpdateProgram) -> Code | None:
         program, target = self._device.program, self._target
-        key = piece_key("step", program, update, target)
+        key = code_key("step", program, update, target)
         return self._store.obtain(key, program, lambda: generate_native_step(program, update, target))
 
     def _generate_update(self, update: UpdateProgram) -> Code:
         target = Target(self._target.threads)
-        key = piece_key("update", None, update, target)
+        key = code_key("update", None, update, target)
         generated = self._store.obtain(key, None, lambda: generate_native_update(update, target))
         assert generated is not None
         return generated
@@ -113,6 +113,6 @@ class _NativeBuild:
             return generate_factored(program, lambda factored: generate(factored, target))
 
         kind = [generate.__name__, accumulates]
-        generated = self._store.obtain(piece_key(str(kind), program, None, target), program, make)
+        generated = self._store.obtain(code_key(str(kind), program, None, target), program, make)
         assert generated is not None
         return generated

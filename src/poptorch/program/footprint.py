@@ -10,7 +10,7 @@ from poptorch.program.program import Program
 
 
 def working_bytes(program: Program) -> int:
-    """The most bytes alive at once while a piece runs, without its inputs and outputs."""
+    """The most bytes alive at once while a stage runs, without its inputs and outputs."""
     kept = {memory_root(value) for value in program.output_values()}
     last_use: dict[fx.Node, fx.Node] = {}
     for node in program.operations():

@@ -13,7 +13,7 @@ MANY_REPLICAS = 4
 
 
 @dataclass(frozen=True)
-class Tick:
+class MicroBatch:
     """One micro-batch of a call: device iteration, accumulation step, replica."""
 
     iteration: int
@@ -26,7 +26,7 @@ class Loop:
     """The nest of loops inside one call, slowest first: device iterations, accumulation steps, replicas.
 
     >>> loop = Loop(device_iterations=2, gradient_accumulation=1, replicas=2)
-    >>> [loop.input_block(tick) for tick in loop.ticks()]
+    >>> [loop.input_block(micro_batch) for micro_batch in loop.micro_batches()]
     [0, 1, 2, 3]
     """
 
@@ -37,7 +37,7 @@ class Loop:
     input_group_type: CommGroupType = CommGroupType.Consecutive
     output_mode: OutputMode = OutputMode.All
     return_period: int = 1
-    bundle: int = 1
+    group_size: int = 1
     """How many micro-batches of a replica the host computes at once; never some of before and some of after an update.
     """
 
@@ -55,39 +55,40 @@ class Loop:
     def micro_batches_per_update(self) -> int:
         return self.gradient_accumulation * self.replicas
 
-    def ticks(self) -> Iterator[Tick]:
+    def micro_batches(self) -> Iterator[MicroBatch]:
         """All micro-batches of a call, in order."""
         for iteration in range(self.device_iterations):
             for step in range(self.gradient_accumulation):
                 for replica in range(self.replicas):
-                    yield Tick(iteration, step, replica)
+                    yield MicroBatch(iteration, step, replica)
 
     @property
-    def bundles_per_update(self) -> int:
-        return self.micro_batches_per_update // self.bundle
+    def groups_per_update(self) -> int:
+        return self.micro_batches_per_update // self.group_size
 
-    def bundles(self) -> Iterator[Tick]:
-        """The first micro-batch of each bundle, in order."""
-        if self.bundle == 1:
-            return self.ticks()
-        return (t for t in self.ticks() if (t.iteration * self.gradient_accumulation + t.step) % self.bundle == 0)
+    def group_starts(self) -> Iterator[MicroBatch]:
+        """The first micro-batch of each group, in order."""
+        if self.group_size == 1:
+            return self.micro_batches()
+        step = self.gradient_accumulation
+        return (m for m in self.micro_batches() if (m.iteration * step + m.step) % self.group_size == 0)
 
-    def members(self, first: Tick) -> tuple[Tick, ...]:
-        """The micro-batches of the bundle that begins with ``first``."""
-        if self.bundle == 1:
+    def members(self, first: MicroBatch) -> tuple[MicroBatch, ...]:
+        """The micro-batches of the group that begins with ``first``."""
+        if self.group_size == 1:
             return (first,)
         if self.gradient_accumulation > 1:
-            return tuple(Tick(first.iteration, first.step + i, first.replica) for i in range(self.bundle))
-        return tuple(Tick(first.iteration + i, first.step, first.replica) for i in range(self.bundle))
+            return tuple(MicroBatch(first.iteration, first.step + i, first.replica) for i in range(self.group_size))
+        return tuple(MicroBatch(first.iteration + i, first.step, first.replica) for i in range(self.group_size))
 
-    def input_block(self, tick: Tick) -> int:
-        """Which slice of the inputs the bundle of a micro-batch reads."""
+    def input_block(self, micro_batch: MicroBatch) -> int:
+        """Which slice of the inputs the group of a micro-batch reads."""
         if self.input_group_type is CommGroupType.Orthogonal:
-            group = tick.replica % self.input_groups
+            group = micro_batch.replica % self.input_groups
         else:
-            group = tick.replica // self.input_group_size
-        bundle = (tick.iteration * self.gradient_accumulation + tick.step) // self.bundle
-        return bundle * self.input_groups + group
+            group = micro_batch.replica // self.input_group_size
+        number = (micro_batch.iteration * self.gradient_accumulation + micro_batch.step) // self.group_size
+        return number * self.input_groups + group
 
     def multiplicity(self, mode: OutputMode | None = None, period: int | None = None) -> int:
         """How many blocks an output consists of."""
@@ -98,20 +99,30 @@ class Loop:
             return self.device_iterations // period * self.gradient_accumulation * self.replicas
         return self.replicas
 
-    def output_block(self, tick: Tick, mode: OutputMode | None = None, period: int | None = None) -> int | None:
+    def output_block(
+        self, micro_batch: MicroBatch, mode: OutputMode | None = None, period: int | None = None
+    ) -> int | None:
         """Where the micro-batch's output goes, or ``None`` when it is not returned."""
         mode, period = self._mode(mode, period)
         if mode is OutputMode.Sum:
-            return tick.replica
+            return micro_batch.replica
         if mode is OutputMode.Final:
-            last = tick.iteration == self.device_iterations - 1 and tick.step == self.gradient_accumulation - 1
-            return tick.replica if last else None
-        iteration = tick.iteration
+            return micro_batch.replica if self.is_last(micro_batch) else None
+        iteration = micro_batch.iteration
         if mode is OutputMode.EveryN:
             if (iteration + 1) % period:
                 return None
             iteration //= period
-        return (iteration * self.gradient_accumulation + tick.step) * self.replicas + tick.replica
+        return (iteration * self.gradient_accumulation + micro_batch.step) * self.replicas + micro_batch.replica
+
+    def is_last(self, micro_batch: MicroBatch) -> bool:
+        """Whether it is the last one of its replica in a call."""
+        last = micro_batch.iteration == self.device_iterations - 1
+        return last and micro_batch.step == self.gradient_accumulation - 1
+
+    def position(self, micro_batch: MicroBatch) -> int:
+        """Its number among the micro-batches of its replica."""
+        return micro_batch.iteration * self.gradient_accumulation + micro_batch.step
 
     def check(self, mode: OutputMode | None = None, period: int | None = None) -> None:
         """Refuse a return period that does not fit the device iterations."""

@@ -13,7 +13,7 @@ class OutputKind(enum.Enum):
     """What becomes of an output. Programs return their outputs grouped by kind, in this order."""
 
     SEND = "send"
-    """Another piece of the model needs it."""
+    """Another stage of the model needs it."""
 
     RESULT = "result"
     """The user gets it."""

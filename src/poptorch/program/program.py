@@ -35,7 +35,7 @@ class Role(enum.Enum):
 
 
 PORT_ORDER = (Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.LOSS_SCALE, Role.CONSTANT)
-"""The ports of a program are grouped by role. Values received from other pieces are inputs after those of the model."""
+"""The ports of a program are grouped by role. Values received from other stages are inputs after those of the model."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Program:
     """Values of the constant ports."""
 
     training: bool
-    bundle: int = 1
+    group_size: int = 1
     """How many micro-batches it computes at once: the first dimension of inputs, results and anchors, if several."""
 
     loss_result: int | None = None

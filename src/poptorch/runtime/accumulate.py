@@ -28,14 +28,14 @@ class GradientAccumulator:
     def __init__(self, executable: Executable, names: Sequence[str] | None = None, count: int | None = None) -> None:
         self._names = executable.device.program.gradients if names is None else list(names)
         self._types = {} if executable.update is None else executable.update.accumulators
-        self._count = executable.code.loop.bundles_per_update if count is None else count
+        self._count = executable.code.loop.groups_per_update if count is None else count
         self._running = executable.update is not None and executable.update.running_mean
         self._totals: list[torch.Tensor] | None = None
         self._products = [WaitingProducts(self._running, executable.code.loop.replicas) for _ in self._names]
         self._seen = 0
 
     def add(self, gradients: Sequence[Gradient], replica: int = 0, at_once: bool = True) -> None:
-        """Take the gradients of one micro-batch or bundle; from which replica they come makes no difference.
+        """Take the gradients of one micro-batch or group; from which replica they come makes no difference.
 
         Unless ``at_once``, products are left to :meth:`unfinished`.
         """
@@ -77,7 +77,7 @@ class GradientAccumulator:
             products.close(least)
 
     def unfinished(self) -> list[Callable[[], None]]:
-        """What :meth:`take` would have to do first, of all before :meth:`close`, in pieces for several threads."""
+        """What :meth:`take` would have to do first, of all before :meth:`close`, in jobs for several threads."""
         return [
             partial(products.multiply, total)
             for total, products in zip(self._totals or (), self._products, strict=False)
@@ -140,7 +140,7 @@ class GroupedAccumulator:
 
     def unfinished(self) -> list[Callable[[], None]]:
         """As in :class:`GradientAccumulator`."""
-        return [piece for a in (self._common, *self._rows.values()) for piece in a.unfinished()]
+        return [job for a in (self._common, *self._rows.values()) for job in a.unfinished()]
 
     def take(self) -> dict[str, torch.Tensor]:
         """The combined gradients by parameter name, with one row for each group where there are groups."""
@@ -158,8 +158,8 @@ class GroupedAccumulator:
             accumulator.reset()
 
 
-def _all_done(piece: Callable[[], None]) -> Sequence[Rest]:
-    piece()
+def _all_done(job: Callable[[], None]) -> Sequence[Rest]:
+    job()
     return ()
 
 
@@ -190,7 +190,7 @@ class OrderedGradients:
         """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
 
         Behind the last ones, when threads begin to run out of tasks, there may be work to do, which is returned in
-        pieces for any number of them.
+        jobs for any number of them.
         """
         return self._stages[stage].add(micro * self._replicas + replica, gradients)
 
@@ -210,7 +210,7 @@ class _OrderedStage:
     def __init__(self, executable: Executable, names: Sequence[str], workers: int) -> None:
         self._accumulator = _accumulator(executable, names)
         self._replicas = executable.code.loop.replicas
-        self._count = executable.code.loop.bundles_per_update
+        self._count = executable.code.loop.groups_per_update
         self._late = self._count - (1 if self._replicas >= MANY_REPLICAS else workers)
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
@@ -239,7 +239,7 @@ class _OrderedStage:
                 self._accumulator.close(least=_LEAST_ALONE)
         if last:
             self._accumulator.close()
-        return [partial(_all_done, piece) for piece in self._accumulator.unfinished()]
+        return [partial(_all_done, job) for job in self._accumulator.unfinished()]
 
     def take(self) -> dict[str, torch.Tensor]:
         assert not self._early, f"{len(self._early)} gradients were never added"

@@ -12,7 +12,7 @@ import torch
 from poptorch import schedule
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
-from poptorch.program.loop import Loop, Tick
+from poptorch.program.loop import Loop, MicroBatch
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.program.update import State, flat_arguments
@@ -24,7 +24,7 @@ from poptorch.runtime.owners import update_shards
 from poptorch.runtime.parallel import Call, Memory, ParallelRunner
 from poptorch.runtime.stamps import SequentialStamps, Stamps
 from poptorch.runtime.streams import OutputStream
-from poptorch.runtime.values.random_source import BundledRandom, RandomSource, mix
+from poptorch.runtime.values.random_source import GroupedRandom, RandomSource, mix
 from poptorch.runtime.values.weights import Weights
 from poptorch.runtime.workers import Span
 
@@ -68,7 +68,7 @@ class Engine:
         self.seed: int | None = None
         self._position = 0
         self.parallel = None if executable.code.alone else ParallelRunner(executable)
-        """Runs the pieces of a model on several IPUs, or several replicas, at the same time."""
+        """Runs the stages of a model on several IPUs, or several replicas, at the same time."""
 
         self._simple = self._is_simple()
 
@@ -193,12 +193,12 @@ class Engine:
         self._position = int(state[1]) if len(state) > 1 else 0
 
     def _random(self, position: int, replica: int) -> RandomSource:
-        """The random numbers of the bundle whose first micro-batch is at ``position``."""
-        seed, size = self.seed, self._loop.bundle
+        """The random numbers of the group whose first micro-batch is at ``position``."""
+        seed, size = self.seed, self._loop.group_size
         assert seed is not None
         if size == 1:
             return RandomSource(seed, position, replica)
-        return BundledRandom([mix(seed, position + i, replica) for i in range(size)])
+        return GroupedRandom([mix(seed, position + i, replica) for i in range(size)])
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Engine:
         scale = self._scale if self._scaled else ()
         step = self._whole_step()
         blocks = self._blocks(inputs)
-        for tick in loop.bundles():
+        for tick in loop.group_starts():
             members = loop.members(tick)
             stamps.input()
             block = blocks[loop.input_block(tick)]
@@ -266,7 +266,7 @@ class Engine:
             for count in outputs[counts.start : counts.stop]:
                 self._tally.put(tick, count)
             if tick.replica == loop.replicas - 1:
-                self._position += loop.bundle
+                self._position += loop.group_size
                 if members[-1].step == loop.gradient_accumulation - 1 and executable.update is not None:
                     self._update(self._accumulator.take())
             self._anchor(tick, anchors, outputs[inner.start : inner.stop])
@@ -276,7 +276,7 @@ class Engine:
         return self._returned(results)
 
     def _whole_step(self) -> Callable[..., Sequence[torch.Tensor]] | None:
-        """Micro-batch and update in one piece of code, if there is one and nothing has to happen between them."""
+        """Micro-batch and update in one function, if there is one and nothing has to happen between them."""
         code = self.executable.code.step
         if code is None or self.scaler is not None:
             return None
@@ -292,7 +292,7 @@ class Engine:
         first = self._position
         updates = 0
 
-        def random(tick: Tick) -> RandomSource:
+        def random(tick: MicroBatch) -> RandomSource:
             return self._random(first + tick.iteration * loop.gradient_accumulation + tick.step, tick.replica)
 
         def update(gradients: Mapping[str, torch.Tensor]) -> None:
@@ -341,9 +341,9 @@ class Engine:
                 continue
             for step in range(last) if before else (last,):
                 for replica in range(self._loop.replicas):
-                    stream.put(Tick(iteration, step, replica), self._copy_of(anchor.parameter))
+                    stream.put(MicroBatch(iteration, step, replica), self._copy_of(anchor.parameter))
 
-    def _anchor(self, tick: Tick, streams: Sequence[OutputStream], values: Sequence[torch.Tensor]) -> None:
+    def _anchor(self, tick: MicroBatch, streams: Sequence[OutputStream], values: Sequence[torch.Tensor]) -> None:
         inner = iter(values)
         for anchor, stream in zip(self._anchors, streams, strict=True):
             if anchor.parameter is None:
@@ -352,9 +352,9 @@ class Engine:
                 stream.put(tick, self._copy_of(anchor.parameter))
 
     def _blocks(self, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:
-        """The inputs of every bundle of micro-batches."""
+        """The inputs of every group of micro-batches."""
         loop = self._loop
-        factor, size = loop.input_factor, loop.bundle
+        factor, size = loop.input_factor, loop.group_size
         if factor == 1 or not inputs:
             return [inputs] * factor
         if size == 1:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from poptorch.program.loop import Tick
+from poptorch.program.loop import MicroBatch
 
 
 class LossScaler(Protocol):
@@ -33,7 +33,7 @@ class Tally:
         self._large = 0
         self._lock = threading.Lock()
 
-    def put(self, tick: Tick, value: torch.Tensor) -> None:
+    def put(self, micro_batch: MicroBatch, value: torch.Tensor) -> None:
         """Take one count."""
         with self._lock:
             self._large += int(value)

@@ -12,7 +12,7 @@ import torch
 from poptorch.devices.cores import CoreShare
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, HostStage
-from poptorch.program.loop import Tick
+from poptorch.program.loop import MicroBatch
 from poptorch.program.opinfo import FIRST_ROUNDING_STREAM
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
@@ -41,10 +41,10 @@ class Memory:
 class Call:
     """What one call brings along and takes away."""
 
-    micro_batch: Callable[[Tick], Sequence[torch.Tensor]]
-    """The inputs of the bundle that begins with a micro-batch."""
+    micro_batch: Callable[[MicroBatch], Sequence[torch.Tensor]]
+    """The inputs of the group that begins with a micro-batch."""
 
-    random: Callable[[Tick], RandomSource]
+    random: Callable[[MicroBatch], RandomSource]
     loss_scale: Sequence[torch.Tensor]
     results: list[OutputStream]
     anchors: list[OutputStream]
@@ -66,15 +66,15 @@ class ParallelRunner:
         self._loop = code.loop
         self._training = device.program.training
         self._micro = self._loop.gradient_accumulation if self._training else self._loop.device_iterations
-        bundles = self._micro // self._loop.bundle
+        groups = self._micro // self._loop.group_size
         self._rounds = self._loop.device_iterations if self._training else 1
         self.graph: TaskGraph = build_tasks(
             device.plan,
             Work.of_host(code),
-            bundles,
+            groups,
             self._loop.replicas,
             training=self._training,
-            members=self._loop.bundle,
+            members=self._loop.group_size,
         )
         self._width = code.width
         self.edges = code.edges
@@ -130,10 +130,10 @@ class ParallelRunner:
         if call.update is not None:
             call.update(self.gradients.take())
 
-    def tick(self, iteration: int, task: Task) -> Tick:
+    def tick(self, iteration: int, task: Task) -> MicroBatch:
         """The first micro-batch of a task of round ``iteration``."""
         first = task.job.micro * task.members
-        return Tick(iteration, first, task.replica) if self._training else Tick(first, 0, task.replica)
+        return MicroBatch(iteration, first, task.replica) if self._training else MicroBatch(first, 0, task.replica)
 
 
 @dataclass
@@ -201,7 +201,7 @@ class _Round:
         )
         return self._distribute(task, tick, bound, outputs)
 
-    def _inputs(self, task: Task, tick: Tick, stage: HostStage) -> Iterator[torch.Tensor]:
+    def _inputs(self, task: Task, tick: MicroBatch, stage: HostStage) -> Iterator[torch.Tensor]:
         d, stamps = stage.description, self._call.stamps
         taken: list[torch.Tensor] = []
         if d.inputs or d.slot == 0:
@@ -220,7 +220,9 @@ class _Round:
                     self._live -= self._edges[edge].num_bytes
         return iter(taken)
 
-    def _distribute(self, task: Task, tick: Tick, bound: BoundStage, outputs: Sequence[torch.Tensor]) -> Rest | None:
+    def _distribute(
+        self, task: Task, tick: MicroBatch, bound: BoundStage, outputs: Sequence[torch.Tensor]
+    ) -> Rest | None:
         d, call = bound.stage.description, self._call
 
         def values(kind: OutputKind) -> Sequence[torch.Tensor]:

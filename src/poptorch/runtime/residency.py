@@ -67,7 +67,7 @@ def scheduled_activation_bytes(plan: Plan, graph: TaskGraph) -> int:
 
     ``graph`` has the tasks of IPUs (:meth:`~poptorch.runtime.tasks.Work.of_device`). A value between stages lives from
     the tick that makes it to the end of the last tick that uses it. Beside it there
-    is what each running piece needs for itself: where a forward pass is run again, its values are alive for a second
+    is what each running stage needs for itself: where a forward pass is run again, its values are alive for a second
     time, on all IPUs at once.
     """
     edges = plan.edges
@@ -79,13 +79,13 @@ def scheduled_activation_bytes(plan: Plan, graph: TaskGraph) -> int:
     left: dict[tuple[int, int, int], int] = {}
     live = peak = 0
     for now in sorted(ticks):
-        for piece, task in ticks[now]:
-            for edge in piece.sends:
+        for stage, task in ticks[now]:
+            for edge in stage.sends:
                 left[edge, task.job.micro, task.replica] = len(edges[edge].consumers)
                 live += edges[edge].num_bytes
-        peak = max(peak, live + sum(inside[piece.slot] for piece, _ in ticks[now]))
-        for piece, task in ticks[now]:
-            for edge in piece.receives:
+        peak = max(peak, live + sum(inside[stage.slot] for stage, _ in ticks[now]))
+        for stage, task in ticks[now]:
+            for edge in stage.receives:
                 key = edge, task.job.micro, task.replica
                 left[key] -= 1
                 if not left[key]:

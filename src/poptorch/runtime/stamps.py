@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from poptorch.program.loop import Loop, Tick
+from poptorch.enums import OutputMode
+from poptorch.program.loop import Loop, MicroBatch
 from poptorch.runtime.counters import PerfCounters
 
 
-def is_returned(loop: Loop, tick: Tick) -> bool:
+def is_returned(loop: Loop, micro_batch: MicroBatch) -> bool:
     """Whether the micro-batch's outputs go to the host; under ``Sum`` only the last ones do."""
-    last = tick.iteration == loop.device_iterations - 1 and tick.step == loop.gradient_accumulation - 1
-    return loop.output_block(tick) is not None and (last or loop.output_mode.name != "Sum")
+    return loop.output_block(micro_batch) is not None and (
+        loop.is_last(micro_batch) or loop.output_mode is not OutputMode.Sum
+    )
 
 
 class Stamps:
@@ -21,41 +23,41 @@ class Stamps:
     def __init__(self, loop: Loop, silent: bool) -> None:
         self._loop = loop
         self._silent = silent
-        self._input: dict[Tick, float] = {}
-        self._input_complete: dict[Tick, float] = {}
-        self._output: dict[Tick, float] = {}
-        self._output_complete: dict[Tick, float] = {}
+        self._input: dict[MicroBatch, float] = {}
+        self._input_complete: dict[MicroBatch, float] = {}
+        self._output: dict[MicroBatch, float] = {}
+        self._output_complete: dict[MicroBatch, float] = {}
 
-    def input(self, members: Sequence[Tick]) -> None:
-        """The inputs of a bundle of micro-batches are asked for."""
+    def input(self, members: Sequence[MicroBatch]) -> None:
+        """The inputs of a group of micro-batches are asked for."""
         _note_first(self._input, members)
 
-    def input_complete(self, members: Sequence[Tick]) -> None:
+    def input_complete(self, members: Sequence[MicroBatch]) -> None:
         """The inputs have been delivered."""
         _note_first(self._input_complete, members)
 
-    def output(self, members: Sequence[Tick]) -> None:
+    def output(self, members: Sequence[MicroBatch]) -> None:
         """An output of the micro-batches is about to be sent."""
         _note_first(self._output, members)
 
-    def output_complete(self, members: Sequence[Tick]) -> None:
+    def output_complete(self, members: Sequence[MicroBatch]) -> None:
         """An output has arrived; the last one counts."""
         self._output_complete.update(dict.fromkeys(members, time.perf_counter()))
 
     def store(self, counters: PerfCounters) -> None:
         """Hand the times over; with synthetic data nothing moved."""
-        ticks = [] if self._silent else list(self._loop.ticks())
-        returned = [t for t in ticks if is_returned(self._loop, t)]
-        counters.input = [self._input[t] for t in ticks if t in self._input]
-        counters.input_complete = [self._input_complete[t] for t in ticks if t in self._input_complete]
+        micro_batches = [] if self._silent else list(self._loop.micro_batches())
+        returned = [t for t in micro_batches if is_returned(self._loop, t)]
+        counters.input = [self._input[t] for t in micro_batches if t in self._input]
+        counters.input_complete = [self._input_complete[t] for t in micro_batches if t in self._input_complete]
         counters.output = [self._output[t] for t in returned if t in self._output]
         counters.output_complete = [self._output_complete[t] for t in returned if t in self._output_complete]
 
 
-def _note_first(times: dict[Tick, float], members: Sequence[Tick]) -> None:
+def _note_first(times: dict[MicroBatch, float], members: Sequence[MicroBatch]) -> None:
     now = time.perf_counter()
-    for tick in members:
-        times.setdefault(tick, now)
+    for micro_batch in members:
+        times.setdefault(micro_batch, now)
 
 
 class SequentialStamps:
@@ -70,23 +72,23 @@ class SequentialStamps:
         self._output_complete: list[float] = []
 
     def input(self) -> None:
-        """The inputs of the next bundle of micro-batches are asked for."""
-        self._input += [time.perf_counter()] * self._loop.bundle
+        """The inputs of the next group of micro-batches are asked for."""
+        self._input += [time.perf_counter()] * self._loop.group_size
 
     def input_complete(self) -> None:
         """The inputs have been delivered."""
-        self._input_complete += [time.perf_counter()] * self._loop.bundle
+        self._input_complete += [time.perf_counter()] * self._loop.group_size
 
-    def output(self, members: Sequence[Tick]) -> None:
+    def output(self, members: Sequence[MicroBatch]) -> None:
         """The outputs are about to be sent."""
         self._output += [time.perf_counter()] * self._returned(members)
 
-    def output_complete(self, members: Sequence[Tick]) -> None:
+    def output_complete(self, members: Sequence[MicroBatch]) -> None:
         """The outputs have arrived."""
         self._output_complete += [time.perf_counter()] * self._returned(members)
 
-    def _returned(self, members: Sequence[Tick]) -> int:
-        return sum(is_returned(self._loop, tick) for tick in members)
+    def _returned(self, members: Sequence[MicroBatch]) -> int:
+        return sum(is_returned(self._loop, micro_batch) for micro_batch in members)
 
     def store(self, counters: PerfCounters) -> None:
         """Hand the times over; with synthetic data nothing moved."""

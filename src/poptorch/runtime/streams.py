@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from poptorch.enums import OutputMode
-from poptorch.program.loop import Loop, Tick
+from poptorch.program.loop import Loop, MicroBatch
 
 
 class OutputStream:
@@ -26,9 +26,9 @@ class OutputStream:
         self._added: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def put(self, tick: Tick, value: torch.Tensor) -> None:
+    def put(self, micro_batch: MicroBatch, value: torch.Tensor) -> None:
         """Take the value that one micro-batch produced."""
-        block = self._loop.output_block(tick, self._mode, self._period)
+        block = self._loop.output_block(micro_batch, self._mode, self._period)
         if block is None:
             return
         if self._alone:
@@ -39,18 +39,18 @@ class OutputStream:
                 if self._whole is None:
                     self._whole = _blocks(value, self._multiplicity)
         if self._sums:
-            self._add(self._whole, block, tick.iteration * self._loop.gradient_accumulation + tick.step, value)
+            self._add(self._whole, block, self._loop.position(micro_batch), value)
         else:
             _block(self._whole, value, block, self._multiplicity).copy_(value)
 
-    def put_all(self, members: Sequence[Tick], value: torch.Tensor) -> None:
-        """Take what a bundle of micro-batches produced; of several, each has its place in the first dimension."""
+    def put_all(self, members: Sequence[MicroBatch], value: torch.Tensor) -> None:
+        """Take what a group of micro-batches produced; of several, each has its place in the first dimension."""
         if len(members) == 1:
             self.put(members[0], value)
             return
-        for tick, part in zip(members, value.unbind(), strict=True):
-            if self._loop.output_block(tick, self._mode, self._period) is not None:
-                self.put(tick, part.clone(memory_format=torch.contiguous_format) if self._alone else part)
+        for micro_batch, part in zip(members, value.unbind(), strict=True):
+            if self._loop.output_block(micro_batch, self._mode, self._period) is not None:
+                self.put(micro_batch, part.clone(memory_format=torch.contiguous_format) if self._alone else part)
 
     def _add(self, whole: torch.Tensor, block: int, position: int, value: torch.Tensor) -> None:
         """Add to one block, in the order of the micro-batches: early ones, made by other workers, wait."""

@@ -30,13 +30,13 @@ class Task:
     """Inside the replica."""
 
     stage: int | None
-    """Which piece of the plan it runs; ``None`` for an exchange with streaming memory."""
+    """Which stage of the plan it runs; ``None`` for an exchange with streaming memory."""
 
     tick: int
     """When it runs in the ideal schedule."""
 
     members: int = 1
-    """How many micro-batches it computes at once; the job's number is then that of the bundle."""
+    """How many micro-batches it computes at once; the job's number is then that of the group."""
 
     @property
     def urgency(self) -> tuple[int, int, int]:
@@ -115,7 +115,7 @@ def build_tasks(
     backward = training and not plan.whole  # the only stage of a model in one part is both passes
     graph = _Builder(plan, work, plan.schedule(micro, training=backward), replicas, members).build()
     if work.carried and not graph.is_acyclic():
-        # A buffer that a late piece writes and an early one reads lets no two micro-batches overlap.
+        # A buffer that a late stage writes and an early one reads lets no two micro-batches overlap.
         ipus = [part.ipu for part in plan.parts]
         ticks = list(sharded(len(plan.parts), micro, ipus, training=backward))
         graph = _Builder(plan, work, ticks, replicas, members, alone=True).build()
@@ -143,7 +143,7 @@ class _Builder:
         self._by_slot = {stage.slot: i for i, stage in enumerate(work.stages)}
 
     def _stages_by_job(self) -> dict[tuple[Kind, int], list[int]]:
-        """The pieces that a job of the schedule stands for."""
+        """The stages that a job of the schedule stands for."""
         phases = self._plan.phases
         if self._plan.ordering is Ordering.PARALLEL_PHASED:
             phases = list(range(phases[-1] + 1))

@@ -19,7 +19,7 @@ from poptorch.devices.cores import CoreShare
 from poptorch.runtime.tasks import Task, TaskGraph
 
 Rest = Callable[[], "Sequence[Rest]"]
-"""Work that no task waits for. It may leave pieces for whoever has time; all is done when the graph counts as run."""
+"""Work that no task waits for. It may return more of it, for workers without a task. The graph has run when all is done."""
 
 Execute = Callable[[Task], Rest | None]
 """Runs a task; what it returns is done next, after the tasks that waited for this one were told."""
@@ -45,7 +45,7 @@ class _Run:
     execute: Execute
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: list[tuple[tuple[int, int, int], int]] = field(default_factory=list)
-    pieces: list[Rest] = field(default_factory=list)
+    leftovers: list[Rest] = field(default_factory=list)
     """For workers that find no task."""
 
     spans: list[Span] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Run:
         self.stopped = self._left == 0
 
     def work(self, worker: int) -> None:
-        """Take tasks, and pieces of work that they left, until none is left or one has failed."""
+        """Take tasks, and the leftover work of others, until none is left or one has failed."""
         try:
             while (next_one := self._take()) is not None:
                 if isinstance(next_one, Task):
@@ -76,20 +76,20 @@ class _Run:
 
     def _take(self) -> Task | Rest | None:
         with self.changed:
-            while not self.ready and not self.pieces and not self.stopped:
+            while not self.ready and not self.leftovers and not self.stopped:
                 self.changed.wait()
             if self.stopped:
                 return None
-            return self.graph.tasks[heapq.heappop(self.ready)[1]] if self.ready else self.pieces.pop()
+            return self.graph.tasks[heapq.heappop(self.ready)[1]] if self.ready else self.leftovers.pop()
 
     def _run(self, task: Task, worker: int) -> None:
         start = time.perf_counter()
         rest = self.execute(task)
         released = time.perf_counter()
         self._release(task, busy=rest is not None)
-        pieces = () if rest is None else rest()
+        leftovers = () if rest is None else rest()
         self.spans.append(Span(task, worker, start, time.perf_counter(), released))
-        self._done(pieces)
+        self._done(leftovers)
 
     def _release(self, task: Task, busy: bool) -> None:
         """Tasks that waited for this one may start."""
@@ -103,16 +103,16 @@ class _Run:
             if more > 0:
                 self.changed.notify(more)
 
-    def _done(self, pieces: Sequence[Rest]) -> None:
-        """One task or piece is over and has left these pieces."""
+    def _done(self, leftovers: Sequence[Rest]) -> None:
+        """A task, or some leftover work, is over and has left this to do."""
         with self.changed:
-            self.pieces.extend(reversed(pieces))
-            self._left += len(pieces) - 1
+            self.leftovers.extend(reversed(leftovers))
+            self._left += len(leftovers) - 1
             if not self._left:
                 self.stopped = True
                 self.changed.notify_all()
-            elif len(pieces) > 1:
-                self.changed.notify(len(pieces) - 1)
+            elif len(leftovers) > 1:
+                self.changed.notify(len(leftovers) - 1)
 
     def stop(self, error: BaseException | None = None) -> None:
         """No new task starts; the first error is the one that counts."""

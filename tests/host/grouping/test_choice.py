@@ -15,19 +15,19 @@ from poptorch.program.loop import Loop
 
 @pytest.fixture(autouse=True)
 def _sizes_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("POPTORCH_BUNDLE")
+    monkeypatch.delenv("POPTORCH_GROUP")
 
 
 
-def bundle_of(model, rows, *, accumulation=8, shape=(8,), configure=lambda options: None, **optimizer):
-    """The size of the bundles of a training model."""
+def group_size_of(model, rows, *, accumulation=8, shape=(8,), configure=lambda options: None, **optimizer):
+    """The size of the groups of a training model."""
     options = poptorch.Options()
     options.Training.gradientAccumulation(accumulation)
     configure(options)
     wrapped = WithLoss(model)
     executor = poptorch.trainingModel(wrapped, options, poptorch.optim.SGD(wrapped.parameters(), lr=0.1, **optimizer))
     executor.compile(torch.ones(rows * accumulation * options.replication_factor, *shape))
-    return executor.executable.code.loop.bundle
+    return executor.executable.code.loop.group_size
 
 
 class WithLoss(nn.Module):
@@ -40,7 +40,7 @@ class WithLoss(nn.Module):
 
 
 def wide(rows):
-    return bundle_of(nn.Linear(1024, 1024), rows, shape=(1024,))
+    return group_size_of(nn.Linear(1024, 1024), rows, shape=(1024,))
 
 
 def test_products_get_enough_rows():
@@ -48,8 +48,8 @@ def test_products_get_enough_rows():
 
 
 def test_tiny_programs_are_computed_in_one_go():
-    assert bundle_of(nn.Linear(8, 8), 2) == 8
-    assert bundle_of(nn.Linear(8, 8), 2, accumulation=1) == 1
+    assert group_size_of(nn.Linear(8, 8), 2) == 8
+    assert group_size_of(nn.Linear(8, 8), 2, accumulation=1) == 1
 
 
 def test_activations_take_no_more_memory_than_weights():
@@ -61,18 +61,19 @@ def test_activations_take_no_more_memory_than_weights():
         def forward(self, x):
             return torch.sin(torch.sin(x * self.weight))
 
-    assert bundle_of(Wasteful(), 1, shape=(1 << 20,)) == 1
+    assert group_size_of(Wasteful(), 1, shape=(1 << 20,)) == 1
 
 
 def test_many_replicas_have_enough_activations():
-    assert [bundle_of(nn.Linear(8, 8), 2, configure=lambda o, n=n: o.replicationFactor(n)) for n in (2, 4)] == [8, 1]
+    sizes = [group_size_of(nn.Linear(8, 8), 2, configure=lambda o, n=n: o.replicationFactor(n)) for n in (2, 4)]
+    assert sizes == [8, 1]
 
 
-def test_a_pipeline_has_a_bundle_for_each_ipu():
+def test_a_pipeline_has_a_group_for_each_ipu():
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     for ipu, layer in enumerate(model):
         poptorch.BeginBlock(layer, f"{ipu}", ipu_id=ipu)
-    assert bundle_of(model, 2) == 2
+    assert group_size_of(model, 2) == 2
 
 
 class Counting(nn.Module):
@@ -110,52 +111,52 @@ class Halved(nn.Linear):
     ids=["buffer", "print", "anchor", "float16", "loss scaling", "checks", "half accumulators"],
 )
 def test_what_each_micro_batch_does_by_itself(make, settings):
-    assert bundle_of(make(), 2, **settings) == 1
+    assert group_size_of(make(), 2, **settings) == 1
 
 
 def test_phases_move_for_each_micro_batch():
     def phased(options):
         options.setExecutionStrategy(poptorch.SerialPhasedExecution(poptorch.Stage("a").ipu(0)))
 
-    assert bundle_of(poptorch.BeginBlock(nn.Linear(8, 8), "a"), 2, configure=phased) == 1
+    assert group_size_of(poptorch.BeginBlock(nn.Linear(8, 8), "a"), 2, configure=phased) == 1
 
 
 @pytest.mark.parametrize(("wanted", "size"), [("1", 1), ("3", 4), ("8", 8), ("100", 8)])
 def test_the_user_may_say(monkeypatch, wanted, size):
-    monkeypatch.setenv("POPTORCH_BUNDLE", wanted)
-    assert bundle_of(nn.Linear(8, 8), 2) == size
+    monkeypatch.setenv("POPTORCH_GROUP", wanted)
+    assert group_size_of(nn.Linear(8, 8), 2) == size
 
 
 @given(
     iterations=st.integers(1, 3),
-    bundles=st.integers(1, 3),
+    groups=st.integers(1, 3),
     size=st.integers(1, 4),
     replicas=st.sampled_from([1, 2, 4]),
     training=st.booleans(),
     grouped=st.booleans(),
 )
-def test_bundles_are_all_micro_batches(iterations, bundles, size, replicas, training, grouped):
-    steps = bundles * size if training else 1
+def test_groups_are_all_micro_batches(iterations, groups, size, replicas, training, grouped):
+    steps = groups * size if training else 1
     loop = Loop(
-        iterations if training else bundles * size,
+        iterations if training else groups * size,
         steps,
         replicas,
         input_group_size=2 if grouped and replicas > 1 else 1,
         input_group_type=CommGroupType.Orthogonal if iterations % 2 else CommGroupType.Consecutive,
-        bundle=size if steps > 1 or not training else 1,
+        group_size=size if steps > 1 or not training else 1,
     )
     alone = Loop(
         loop.device_iterations, steps, replicas, loop.input_group_size, loop.input_group_type
     )
     found = {}
-    for first in loop.bundles():
+    for first in loop.group_starts():
         for place, tick in enumerate(loop.members(first)):
             assert tick not in found
             found[tick] = loop.input_block(first), place
             assert tick.replica == first.replica
             assert not training or tick.iteration == first.iteration  # no update in between
-    assert set(found) == set(loop.ticks())
+    assert set(found) == set(loop.micro_batches())
     groups = loop.input_groups
     for tick, (block, place) in found.items():
-        bundle, group = divmod(block, groups)
-        assert (bundle * loop.bundle + place) * groups + group == alone.input_block(tick)
+        number, group = divmod(block, groups)
+        assert (number * loop.group_size + place) * groups + group == alone.input_block(tick)

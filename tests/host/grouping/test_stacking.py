@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.host.grouping.stacking import CannotBundle, bundled
+from poptorch.host.grouping.stacking import CannotGroup, stacked
 from poptorch.program.opinfo import STREAMS, info_of
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role, value_of
@@ -40,7 +40,7 @@ def nodes(program, *targets):
 def test_rows_of_all_micro_batches_are_multiplied_at_once():
     layers = [nn.Linear(6, 5), nn.Linear(5, 4)]
     program = training_program(lambda a, b, x: b(torch.relu(a(x))), layers, torch.ones(2, 6))
-    result = bundled(program, 3)
+    result = stacked(program, 3)
     assert [p.shape for p in result.ports_of(Role.INPUT)] == [(3, 2, 6)]
     assert [p.shape for p in result.ports_of(Role.PARAMETER)] == [p.shape for p in program.ports_of(Role.PARAMETER)]
     assert {value_of(n).shape[0] for n in nodes(result, aten.addmm.default)} == {6}
@@ -58,7 +58,7 @@ def test_gradients_of_layers_are_summed_by_the_layers_themselves():
 
     layers = [nn.Embedding(9, 3), nn.Conv1d(2, 4, 3), nn.LayerNorm(5)]
     program = training_program(forward, layers, torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 2, 7))
-    result = bundled(program, 3)
+    result = stacked(program, 3)
     for target in (
         aten.embedding_dense_backward.default,
         aten.convolution_backward.default,
@@ -76,20 +76,20 @@ def test_a_weight_with_several_uses():
         return (3.0 * layer(torch.tanh(layer(x)))).sum() + layer.weight.sum()
 
     program = training_program(forward, [nn.Linear(4, 4, bias=False)], torch.ones(2, 4))
-    result = bundled(program, 2)
+    result = stacked(program, 2)
     assert value_of(result.values_of(OutputKind.GRADIENT)[0]).shape == (4, 4)
 
 
 def test_each_micro_batch_draws_its_own_numbers():
     program = training_program(lambda a, x: torch.dropout(a(x), 0.5, True), [nn.Linear(4, 4)], torch.ones(2, 4))
     [stream] = {info_of(n).random for n in program.operations()} - {None}
-    drawn = {info_of(n).random for n in bundled(program, 3).operations()} - {None}
+    drawn = {info_of(n).random for n in stacked(program, 3).operations()} - {None}
     assert drawn == {stream + member * STREAMS for member in range(3)}
 
 
 def test_annotations_stay():
     program = training_program(lambda a, x: torch.tanh(a(x)), [nn.Linear(4, 4)], torch.ones(2, 4))
-    result = bundled(program, 2)
+    result = stacked(program, 2)
     assert {info_of(n).sweep for n in result.operations()} == {info_of(n).sweep for n in program.operations()}
     assert all(info_of(n).source is not None for n in nodes(result, aten.tanh.default))
 
@@ -99,20 +99,20 @@ def test_a_large_gradient_for_each_micro_batch_is_refused():
         return (layer.weight * x.sum()).sin().sum()
 
     small, large = nn.Linear(16, 16, bias=False), nn.Linear(1 << 10, 1 << 11, bias=False)
-    assert bundled(training_program(forward, [small], torch.ones(1, 2)), 2).bundle == 2  # summed afterwards
-    with pytest.raises(CannotBundle, match="a large gradient for each micro-batch"):
-        bundled(training_program(forward, [large], torch.ones(1, 2)), 2)
+    assert stacked(training_program(forward, [small], torch.ones(1, 2)), 2).group_size == 2  # summed afterwards
+    with pytest.raises(CannotGroup, match="a large gradient for each micro-batch"):
+        stacked(training_program(forward, [large], torch.ones(1, 2)), 2)
 
 
 def test_what_torch_cannot_batch_is_refused_with_its_reason():
     executor = poptorch.inferenceModel(nn.LSTM(3, 4))
     executor.compile(torch.ones(5, 2, 3))
-    with pytest.raises(CannotBundle, match="mkldnn_rnn_layer"):
-        bundled(executor.program, 2)
+    with pytest.raises(CannotGroup, match="mkldnn_rnn_layer"):
+        stacked(executor.program, 2)
 
 
 def test_written_buffers_are_refused():
     executor = poptorch.inferenceModel(nn.BatchNorm1d(3).train())
     executor.compile(torch.ones(4, 3))
-    with pytest.raises(CannotBundle, match="writes to buffers"):
-        bundled(executor.program, 2)
+    with pytest.raises(CannotGroup, match="writes to buffers"):
+        stacked(executor.program, 2)

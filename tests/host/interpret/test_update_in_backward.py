@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from closeness import assert_close_sums
 from host_code import change_code
-from poptorch.host.interpret.update_in_backward import interleave
+from poptorch.host.interpret.update_in_backward import join_update
 
 
 class Regression(nn.Module):
@@ -50,7 +50,7 @@ def options() -> poptorch.Options:
 def joined(executor, bucket_bytes):
     executable = executor.executable
     names = [name for group in executable.update.parameters for name in group]
-    return interleave(executable.program, executable.update.graph_module.graph, names, bucket_bytes)
+    return join_update(executable.program, executable.update.graph_module.graph, names, bucket_bytes)
 
 
 OPTIMIZERS = {
@@ -80,7 +80,7 @@ def test_small_buckets_change_no_number(name, monkeypatch):
     whole, parts = layers(), layers()
     first = compiled(whole, OPTIMIZERS[name](whole.parameters()), *data())
     change_code(first, step=None)  # micro-batch, then update
-    monkeypatch.setattr(interleave, "__defaults__", (1,))
+    monkeypatch.setattr(join_update, "__defaults__", (1,))
     second = compiled(parts, OPTIMIZERS[name](parts.parameters()), *data())
     assert second.executable.code.step is not None
     for _ in range(4):
@@ -133,7 +133,7 @@ class TiedAndRead(nn.Module):
 
 
 def test_a_weight_is_not_written_before_its_last_reader(monkeypatch):
-    monkeypatch.setattr(interleave, "__defaults__", (1,))
+    monkeypatch.setattr(join_update, "__defaults__", (1,))
     torch.manual_seed(0)
     model = TiedAndRead()
     before = model.inner.weight.detach().clone()
@@ -145,7 +145,7 @@ def test_a_weight_is_not_written_before_its_last_reader(monkeypatch):
 
 def test_gradients_die_one_by_one(monkeypatch):
     """Counts the tensors of a gradient's size that live when each update begins."""
-    monkeypatch.setattr(interleave, "__defaults__", (1,))
+    monkeypatch.setattr(join_update, "__defaults__", (1,))
     width, count = 37, 6
     model = layers(width, count)
     executor = compiled(model, torch.optim.SGD(model.parameters(), lr=0.1), *data(width))

@@ -14,7 +14,7 @@ from poptorch.compiler.passes.writes import Carried
 
 @dataclass(frozen=True)
 class PassSettings:
-    """What options and optimizer ask of the passes. Without any, the program stays in one piece and as it is."""
+    """What options and optimizer ask of the passes. Without any, the program stays in one part and as it is."""
 
     expects_host_results: bool = False
     """Whether the user knows that constant results do not come from the device."""

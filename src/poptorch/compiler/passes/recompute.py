@@ -204,17 +204,17 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _borders(program: Program, partition: Partition) -> set[fx.Node]:
-    """The values that cross the borders between √n pieces of each part's forward pass."""
+    """The values that cross the borders between √n segments of each part's forward pass."""
     borders: set[fx.Node] = set()
     for part in range(partition.forwards):
         nodes = [n for n in program.operations() if partition.slots.get(n) == part and not is_write(n)]
         size = math.ceil(len(nodes) / max(1, math.isqrt(len(nodes)))) if nodes else 1
-        piece: dict[fx.Node, int] = {}
+        segment: dict[fx.Node, int] = {}
         for index, node in enumerate(nodes):
             together = node.target is operator.getitem
-            piece[node] = piece[node.all_input_nodes[0]] if together else index // size
+            segment[node] = segment[node.all_input_nodes[0]] if together else index // size
         for node in nodes:
-            if any(piece.get(u, piece[node]) != piece[node] for u in node.users):
+            if any(segment.get(u, segment[node]) != segment[node] for u in node.users):
                 borders.add(node)
     return borders
 

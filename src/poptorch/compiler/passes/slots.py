@@ -38,7 +38,7 @@ class Division(enum.Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the model that runs on one IPU without interruption."""
+    """The operations of the model that runs on one IPU without interruption."""
 
     ipu: int
     stage: int

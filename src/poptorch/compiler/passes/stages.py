@@ -66,7 +66,7 @@ class StageProgram:
 
 @dataclass
 class Cut:
-    """A program in pieces."""
+    """A program, cut into stages."""
 
     partition: Partition
     stages: list[StageProgram]

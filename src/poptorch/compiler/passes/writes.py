@@ -1,4 +1,4 @@
-"""State that is written in one piece of a model and read in another."""
+"""State that is written in one stage of a model and read in another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Carried:
 def isolate_writes(program: Program, context: Context) -> str:
     """Where several slots use a value that is written, all of them use a copy that the first one makes.
 
-    Without it, a slot would see what the same micro-batch, or the next one, already wrote. A model in one piece writes
+    Without it, a slot would see what the same micro-batch, or the next one, already wrote. A model in one part writes
     at its end, when nobody reads any more.
     """
     partition = context.divided

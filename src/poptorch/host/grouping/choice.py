@@ -14,7 +14,7 @@ from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.host.cost import NEGLIGIBLE_CALLS_SECONDS, estimated_work
-from poptorch.host.grouping.stacking import CannotBundle, bundled
+from poptorch.host.grouping.stacking import CannotGroup, stacked
 from poptorch.ops.traits import flops_of, traits_of
 from poptorch.placement import counting
 from poptorch.program.footprint import working_bytes
@@ -48,8 +48,8 @@ def group(device: DeviceProgram) -> Program:
     if size == 1:
         return program
     try:
-        result = bundled(program, size)
-    except CannotBundle as reason:
+        result = stacked(program, size)
+    except CannotGroup as reason:
         logger.debug("Micro-batches run one by one: %s", str(reason).partition("\n")[0])
         return program
     logger.debug("%d micro-batches run as one", size)
@@ -63,7 +63,7 @@ def _only_sums(update: UpdateProgram) -> bool:
 
 def _wanted(program: Program) -> float:
     """How many micro-batches make products of enough rows, and enough work for the calls not to count."""
-    chosen = environment.BUNDLE.read()
+    chosen = environment.GROUP.read()
     if chosen:
         return chosen
     rows, work = _mean_rows(program), estimated_work(program)

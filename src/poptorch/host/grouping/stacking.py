@@ -34,37 +34,37 @@ _MOST_ELEMENTS = 1 << 20
 """How large gradients may be that exist once for each micro-batch before they are summed."""
 
 
-class CannotBundle(Exception):
+class CannotGroup(Exception):
     """The program must be run one micro-batch at a time; says why."""
 
 
-def bundled(program: Program, count: int) -> Program:
+def stacked(program: Program, count: int) -> Program:
     """A program for ``count`` micro-batches at once.
 
     Inputs, results and anchored values have ``count`` as their first dimension; gradients are summed over it.
     """
     if acts_in_order(program):
-        raise CannotBundle("it writes to buffers, or the order of its micro-batches shows in another way")
+        raise CannotGroup("it writes to buffers, or the order of its micro-batches shows in another way")
     if not program.numerics.plain:
-        raise CannotBundle("each of its values is rounded or checked by itself")
+        raise CannotGroup("each of its values is rounded or checked by itself")
     if any(port.dtype in (torch.float16, torch.bfloat16) for port in program.ports_of(Role.PARAMETER)):
-        raise CannotBundle("short gradients are rounded after each micro-batch")
+        raise CannotGroup("short gradients are rounded after each micro-batch")
     lazy_load_decompositions()  # some of vmap's rules
-    bundler = _Bundler(program, count)
+    stacker = _Stacker(program, count)
     ports = [replace(p, shape=(count, *p.shape)) if p.role is Role.INPUT else p for p in program.ports]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             fakes = [torch.empty(port.shape, dtype=port.dtype) for port in ports]
-            module = make_fx(bundler.outputs, tracing_mode="real")(*fakes)
+            module = make_fx(stacker.outputs, tracing_mode="real")(*fakes)
     except (RuntimeError, ValueError, NotImplementedError) as error:  # whatever torch has to say against it
-        raise CannotBundle(str(error).partition("\n")[0]) from error
+        raise CannotGroup(str(error).partition("\n")[0]) from error
     module.graph.set_codegen(fx.graph.CodeGen())
-    result = replace(program, graph_module=module, ports=ports, bundle=count, log=[*program.log])
+    result = replace(program, graph_module=module, ports=ports, group_size=count, log=[*program.log])
     remove_dead_code(result)
     return result
 
 
-class _Bundler(fx.Interpreter):
+class _Stacker(fx.Interpreter):
     """Runs a program on stacked inputs, under a tracer.
 
     A value is *stacked*, with one micro-batch behind the other, or a *total*, their sum, or the same for all of them.
@@ -108,7 +108,7 @@ class _Bundler(fx.Interpreter):
     # -- running -------------------------------------------------------------------------------------------------
 
     def outputs(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """All outputs of the bundle."""
+        """All outputs of the group."""
         values = self.run(*inputs, enable_io_processing=False)
         nodes = self._program.output_values()
         return tuple(self._output(*item) for item in zip(range(len(nodes)), nodes, values, strict=True))
@@ -125,7 +125,7 @@ class _Bundler(fx.Interpreter):
 
     def _sum(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor:
         if value.numel() > _MOST_ELEMENTS:
-            raise CannotBundle(f"{node.target} would make a large gradient for each micro-batch")
+            raise CannotGroup(f"{node.target} would make a large gradient for each micro-batch")
         return value.sum(0)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -194,7 +194,7 @@ class _Bundler(fx.Interpreter):
     def _mapped(self, n: fx.Node) -> Any:
         """What ``vmap`` makes of it. Missing values of a tuple stay missing."""
         if not _can_be_mapped(n.target):
-            raise CannotBundle(f"torch knows no way to compute {n.target} for several micro-batches at once")
+            raise CannotGroup(f"torch knows no way to compute {n.target} for several micro-batches at once")
         nodes = n.all_input_nodes
         structure: list[Any] = []
 

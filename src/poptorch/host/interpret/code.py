@@ -27,7 +27,7 @@ from poptorch.host.interpret.half import (
 )
 from poptorch.host.interpret.in_place import Reuse
 from poptorch.host.interpret.stochastic import StochasticInPlace, stochastic_rounding
-from poptorch.host.interpret.update_in_backward import interleave
+from poptorch.host.interpret.update_in_backward import join_update
 from poptorch.ops.traits import traits_of
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import FIRST_ROUNDING_STREAM, info_of
@@ -65,7 +65,7 @@ def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> C
     The outputs are the program's without the gradients, which are dropped as they are used up. ``None`` where the
     update has to wait for all of them.
     """
-    step = interleave(program, update, names)
+    step = join_update(program, update, names)
     if step is None:
         return None
     writer = _Writer(step.graph_module, program.numerics)

@@ -40,7 +40,7 @@ class Step:
     """Names of the parameters that are updated together, in the order of the updates."""
 
 
-def interleave(
+def join_update(
     program: Program, update: fx.Graph, names: Sequence[str], bucket_bytes: int = BUCKET_BYTES
 ) -> Step | None:
     """The step, or ``None`` where the update needs all gradients at once (gradient clipping) or numbers its roundings.
@@ -55,7 +55,7 @@ def interleave(
     owners = _owners(update, len(names))
     if owners is None:
         return None
-    return _Weaver(program, update, names, owners).weave(bucket_bytes)
+    return _StepBuilder(program, update, names, owners).weave(bucket_bytes)
 
 
 # -- which parameter a value of the update belongs to ----------------------------------------------------------------
@@ -133,7 +133,7 @@ def _node_lists(node: Any) -> list[list[fx.Node | None]]:
 # -- the graph of both -----------------------------------------------------------------------------------------------
 
 
-class _Weaver:
+class _StepBuilder:
     """Copies the program and puts the parts of the update behind the operations that they wait for."""
 
     def __init__(self, program: Program, update: fx.Graph, names: Sequence[str], owners: dict[fx.Node, int]) -> None:

@@ -62,7 +62,7 @@ def _with_groups(kernel: FlatRun, program: Program, target: Target) -> Code:
     return Code(run, _describe(program, target))
 
 
-def generate_native_piece(program: Program, target: Target) -> Code:
+def generate_native_stage(program: Program, target: Target) -> Code:
     """Like :func:`generate_native`, for the forward or the backward pass of a part of a model."""
     if not program.training:
         return generate_frozen(program, target)

@@ -161,17 +161,17 @@ class _Outline:
         end = repeat.start + repeat.period * repeat.count
         blocks = [operations[i : i + repeat.period] for i in range(repeat.start, end, repeat.period)]
         around = [p for p in (operations[: repeat.start], operations[end:]) if p]
-        self._pieces = [*around[: bool(repeat.start)], *blocks, *around[bool(repeat.start) :]]
+        self._segments = [*around[: bool(repeat.start)], *blocks, *around[bool(repeat.start) :]]
         self._is_block = [repeat.start <= p < end for p in self._starts()]
         self._result = graph_module.graph.output_node()
         self._needed = self._used_outside()
 
     def _starts(self) -> Iterator[int]:
-        """The position of each piece's first operation."""
+        """The position of each segment's first operation."""
         position = 0
-        for piece in self._pieces:
+        for segment in self._segments:
             yield position
-            position += len(piece)
+            position += len(segment)
 
     def compile(self) -> Compiled:
         nodes = list(self._module.graph.nodes)
@@ -187,32 +187,32 @@ class _Outline:
         return Compiled(run, strides)
 
     def _used_outside(self) -> list[list[int]]:
-        """For each piece the positions of the operations that others need; equal blocks hand out the same ones."""
+        """For each segment the positions of the operations that others need; equal blocks hand out the same ones."""
         result = []
-        for piece in self._pieces:
-            inside = set(piece)
-            result.append([i for i, n in enumerate(piece) if any(user not in inside for user in n.users)])
+        for segment in self._segments:
+            inside = set(segment)
+            result.append([i for i, n in enumerate(segment) if any(user not in inside for user in n.users)])
         union = sorted({i for kept, block in zip(result, self._is_block, strict=True) if block for i in kept})
         return [union if block else kept for kept, block in zip(result, self._is_block, strict=True)]
 
     def _calls(self, number: dict[fx.Node, int]) -> Iterator[_Call]:
         shared: Kernel | None = None
-        for piece, kept, is_block in zip(self._pieces, self._needed, self._is_block, strict=True):
-            inside = set(piece)
-            inputs = list(dict.fromkeys(o for n in piece for o in n.all_input_nodes if o not in inside))
-            outputs = [piece[i] for i in kept]
-            kernel = shared if is_block and shared is not None else self._kernel(piece, inputs, outputs)
+        for segment, kept, is_block in zip(self._segments, self._needed, self._is_block, strict=True):
+            inside = set(segment)
+            inputs = list(dict.fromkeys(o for n in segment for o in n.all_input_nodes if o not in inside))
+            outputs = [segment[i] for i in kept]
+            kernel = shared if is_block and shared is not None else self._kernel(segment, inputs, outputs)
             if is_block:
                 shared = kernel
             yield _Call(kernel, [number[i] for i in inputs], [number[o] for o in outputs], [], [])
 
-    def _kernel(self, piece: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Kernel:
+    def _kernel(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Kernel:
         graph = fx.Graph()
         values: dict[fx.Node, fx.Node] = {}
         for index, node in enumerate(inputs):
             values[node] = graph.placeholder(f"input_{index}")
             values[node].meta = dict(node.meta)
-        for node in piece:
+        for node in segment:
             values[node] = graph.node_copy(node, values.__getitem__)
         graph.output(tuple(values[o] for o in outputs))
         module = plain(fx.GraphModule(self._module, graph))

@@ -56,7 +56,7 @@ def _keep_star(match: re.Match[str]) -> str:
 
 def fake_key(program: Program) -> torch.Tensor:
     """What the key of a program looks like: :meth:`RandomSource.as_tensor`."""
-    return torch.empty(() if program.bundle == 1 else (program.bundle,), dtype=torch.int64)
+    return torch.empty(() if program.group_size == 1 else (program.group_size,), dtype=torch.int64)
 
 
 def with_keys(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -1,7 +1,7 @@
 """Where compiled code outlives its process: the executable cache of the options, and a folder beside Inductor's.
 
 The *executable cache* (``Options.enableExecutableCaching``) has one file for each graph, with all code that was
-compiled for it. The *folder of pieces* lies in the directory in which Inductor keeps what it compiled, and serves
+compiled for it. The *code folder* lies in the directory in which Inductor keeps what it compiled, and serves
 programs whose options name no cache. A file that is damaged, or made by another release, is replaced with a warning.
 """
 
@@ -22,39 +22,39 @@ from poptorch.errors import Error
 from poptorch.executable import file as container
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
-from poptorch.host.store.code_store import Piece, Pieces, Store, surroundings
+from poptorch.host.store.code_store import CodeStore, Store, StoredCode, surroundings
 from poptorch.program.fingerprint import digest
 
 EXTENSION = ".poptorch"
 
 
-def sections_of(pieces: Pieces) -> dict[str, bytes | str]:
-    """The sections of a file that holds these pieces."""
+def sections_of(store: CodeStore) -> dict[str, bytes | str]:
+    """The sections of a file that holds this code."""
     sections: dict[str, bytes | str] = {}
-    for key, piece in pieces.known.items():
-        sections |= _sections(key, piece)
+    for key, stored in store.known.items():
+        sections |= _sections(key, stored)
     return sections
 
 
-def _sections(key: str, piece: Piece) -> dict[str, bytes | str]:
-    return {f"code/{key}": piece.text, **{f"blob/{name}": data for name, data in piece.blobs.items()}}
+def _sections(key: str, stored: StoredCode) -> dict[str, bytes | str]:
+    return {f"code/{key}": stored.text, **{f"blob/{name}": data for name, data in stored.blobs.items()}}
 
 
-class FilePieces:
-    """The pieces in one file, for reading."""
+class FileStore:
+    """The code in one file, for reading."""
 
     def __init__(self, file: File) -> None:
         self._file = file
 
-    def find(self, key: str) -> Piece | None:
+    def find(self, key: str) -> StoredCode | None:
         if f"code/{key}" not in self._file:
             return None
         text = self._file.text(f"code/{key}")
         content = json.loads(text)
         names = [] if content is None else content["blobs"]
-        return Piece(text, {name: self._file.bytes(f"blob/{name}") for name in names})
+        return StoredCode(text, {name: self._file.bytes(f"blob/{name}") for name in names})
 
-    def keep(self, key: str, piece: Piece) -> None:
+    def keep(self, key: str, stored: StoredCode) -> None:
         """Exported files stay as they are."""
 
     def finish(self) -> None:
@@ -65,7 +65,7 @@ class FilePieces:
 
 
 class Folder:
-    """A directory with one file a piece."""
+    """A directory with one file for each entry."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,18 +73,18 @@ class Folder:
     def _file(self, key: str) -> Path:
         return self._path / key[:2] / f"{key}{EXTENSION}"
 
-    def find(self, key: str) -> Piece | None:
+    def find(self, key: str) -> StoredCode | None:
         path = self._file(key)
-        return FilePieces(File(path)).find(key) if path.exists() else None
+        return FileStore(File(path)).find(key) if path.exists() else None
 
-    def keep(self, key: str, piece: Piece) -> None:
+    def keep(self, key: str, stored: StoredCode) -> None:
         path = self._file(key)
         if not path.exists() or not _is_sound(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            container.write(path, _sections(key, piece))
+            container.write(path, _sections(key, stored))
 
     def finish(self) -> None:
-        """Every piece was written at once."""
+        """Everything was written at once."""
 
     def __str__(self) -> str:
         return str(self._path)
@@ -108,7 +108,7 @@ class CacheEntry:
         self.path = Path(directory) / f"{digest([parts, surroundings()])}{EXTENSION}"
         self._metadata = {"poptorch": __version__, "identity": parts, "cache": True}
         self._program = str(device.program)
-        self._new: dict[str, Piece] = {}
+        self._new: dict[str, StoredCode] = {}
         self._file = self._opened()
         self.hit = self._file is not None
 
@@ -125,12 +125,12 @@ class CacheEntry:
         logger.info("Executable found in the cache: %s", self.path)
         return file
 
-    def find(self, key: str) -> Piece | None:
-        return None if self._file is None else FilePieces(self._file).find(key)
+    def find(self, key: str) -> StoredCode | None:
+        return None if self._file is None else FileStore(self._file).find(key)
 
-    def keep(self, key: str, piece: Piece) -> None:
+    def keep(self, key: str, stored: StoredCode) -> None:
         if self._file is None or f"code/{key}" not in self._file or not _is_sound(self.path):
-            self._new[key] = piece
+            self._new[key] = stored
 
     def finish(self) -> None:
         """Write what is new. Code that another process added meanwhile stays."""
@@ -142,8 +142,8 @@ class CacheEntry:
             if self.path.exists() and self._file is not None:
                 other = File(self.path)
                 sections |= {name: other.bytes(name) for name in other.names() if name.startswith(("code/", "blob/"))}
-        for key, piece in self._new.items():
-            sections |= _sections(key, piece)
+        for key, stored in self._new.items():
+            sections |= _sections(key, stored)
         container.write(self.path, sections)
         self._new.clear()
         self._file = File(self.path)
@@ -153,24 +153,24 @@ class CacheEntry:
 
 
 def local_folder() -> Folder | None:
-    """The folder of pieces; ``None`` where Inductor is told to use no caches."""
+    """The code folder; ``None`` where Inductor is told to use no caches."""
     from torch._inductor import config
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return None if config.force_disable_caches else Folder(Path(cache_dir()) / "poptorch")
 
 
-def pieces_for(device: DeviceProgram, directory: str | None, exported: File | None, *, locally: bool) -> Pieces:
+def store_for(device: DeviceProgram, directory: str | None, exported: File | None, *, locally: bool) -> CodeStore:
     """Where a program finds its native code, the most specific place first; ``locally``: also in the local folder."""
     stores: list[Store] = []
     if exported is not None:
-        stores.append(FilePieces(exported))
+        stores.append(FileStore(exported))
     if directory is not None:
         stores.append(CacheEntry(directory, device))
     if locally:
         folder = local_folder()
         stores += [] if folder is None else [folder]
-    return Pieces(stores)
+    return CodeStore(stores)
 
 
 # -- several processes ---------------------------------------------------------------------------------------------

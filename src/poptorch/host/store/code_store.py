@@ -1,6 +1,6 @@
-"""Pieces of native code: found where an earlier process left them, or compiled and left there for later ones.
+"""CodeStore of native code: found where an earlier process left them, or compiled and left there for later ones.
 
-A piece is the code of one program, or of one part of it. Its key says all that the code depends on: the graph with its
+An entry is the code of one program, or of one part of it. Its key says all that the code depends on: the graph with its
 shapes, the target, the versions of this package, torch and Python, the settings of Inductor and the processor. Weights,
 learning rates and the number of device iterations are not among them, so changing these compiles nothing.
 """
@@ -37,21 +37,21 @@ from poptorch.program.update import UpdateProgram
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredCode:
     """Native code as data; ``text`` is JSON."""
 
     text: str
     blobs: dict[str, bytes] = field(repr=False)
 
     @staticmethod
-    def of(code: Code | None) -> Piece:
+    def of(code: Code | None) -> StoredCode:
         """Write code down. ``None``, the answer that there is no code of this kind, is worth keeping, too."""
         if code is None:
-            return Piece("null", {})
+            return StoredCode("null", {})
         found = portable.describe(code.run)
         names = sorted(found.blobs)
         content = {"objects": found.objects, "root": found.root, "source": code.source, "blobs": names}
-        return Piece(json.dumps(content), found.blobs)
+        return StoredCode(json.dumps(content), found.blobs)
 
     def code(self) -> Code | None:
         """The code, ready to run."""
@@ -63,31 +63,31 @@ class Piece:
 
 
 class Store(Protocol):
-    """Where pieces are kept."""
+    """Where native code is kept."""
 
-    def find(self, key: str) -> Piece | None:
-        """A piece, or ``None``; raises ``poptorch.Error`` if what is there is damaged."""
+    def find(self, key: str) -> StoredCode | None:
+        """An entry, or ``None``; raises ``poptorch.Error`` if what is there is damaged."""
 
-    def keep(self, key: str, piece: Piece) -> None:
-        """Keep a piece."""
+    def keep(self, key: str, stored: StoredCode) -> None:
+        """Keep an entry."""
 
     def finish(self) -> None:
-        """All pieces of a compilation have been asked for."""
+        """All code of a compilation have been asked for."""
 
     def __str__(self) -> str:
         """For messages."""
 
 
-class Pieces:
+class CodeStore:
     """The native code of one executable."""
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:
         self._stores = list(stores)
-        self.known: dict[str, Piece] = {}
+        self.known: dict[str, StoredCode] = {}
         """What was found or made, by key."""
 
         self.compiled = 0
-        """How many pieces had to be compiled."""
+        """How many entries had to be compiled."""
 
         self._new: dict[str, Code | None] = {}  # not written down yet: their kernels may be on their way
 
@@ -96,9 +96,9 @@ class Pieces:
         for store in self._stores:
             found = self._found(store, key, program)
             if found is not None:
-                piece, code = found
+                stored, code = found
                 logger.debug("Native code %s taken from %s", key[:12], store)
-                self._keep(key, piece)
+                self._keep(key, stored)
                 return code
         self.compiled += 1
         prepare_compiler()
@@ -109,27 +109,27 @@ class Pieces:
         """Nothing more is compiled for now, and everything is ready to run."""
         for key, code in self._new.items():
             try:
-                self._keep(key, Piece.of(code))
+                self._keep(key, StoredCode.of(code))
             except NotPortable as reason:
                 logger.debug("Native code %s cannot be kept for other processes: it contains %s", key[:12], reason)
         self._new.clear()
         for store in self._stores:
             _attempt(store, store.finish)
 
-    def _keep(self, key: str, piece: Piece) -> None:
-        self.known[key] = piece
+    def _keep(self, key: str, stored: StoredCode) -> None:
+        self.known[key] = stored
         for store in self._stores:
-            _attempt(store, partial(store.keep, key, piece))
+            _attempt(store, partial(store.keep, key, stored))
 
     @staticmethod
-    def _found(store: Store, key: str, program: Program | None) -> tuple[Piece, Code | None] | None:
+    def _found(store: Store, key: str, program: Program | None) -> tuple[StoredCode, Code | None] | None:
         try:
-            piece = store.find(key)
-            if piece is None:
+            stored = store.find(key)
+            if stored is None:
                 return None
             if program is not None:
                 _register_operators(program)
-            return piece, piece.code()
+            return stored, stored.code()
         except Exception as problem:  # noqa: BLE001  whatever is wrong with it, there is a way without it
             text = problem.message if isinstance(problem, Error) else f"{type(problem).__name__}: {problem}"
             logger.warning("Native code in %s cannot be used and is compiled again: %s", store, text)
@@ -154,8 +154,8 @@ def _register_operators(program: Program) -> None:
         with_tokens(graph_module)
 
 
-def piece_key(kind: str, program: Program | None, update: UpdateProgram | None, target: Target) -> str:
-    """The identity of a piece of code; ``kind`` tells pieces of one program apart."""
+def code_key(kind: str, program: Program | None, update: UpdateProgram | None, target: Target) -> str:
+    """The identity of some code; ``kind`` tells the entries of one program apart."""
     return digest(
         {
             "kind": kind,

@@ -41,13 +41,13 @@ class RandomSource:
     @staticmethod
     def of_tensor(key: torch.Tensor) -> RandomSource:
         """What :meth:`as_tensor` was made from."""
-        return BundledRandom(key.tolist()) if key.ndim else RandomSource(int(key.item()))
+        return GroupedRandom(key.tolist()) if key.ndim else RandomSource(int(key.item()))
 
     def __call__(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix(self.key, stream))
 
 
-class BundledRandom(RandomSource):
+class GroupedRandom(RandomSource):
     """The generators of several micro-batches that run as one: each draws what it would draw alone."""
 
     __slots__ = ("_keys",)

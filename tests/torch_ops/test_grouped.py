@@ -12,11 +12,11 @@ from test_matches_eager import TABLES
 from torch import nn
 
 import poptorch
-from poptorch.host.grouping.stacking import CannotBundle, bundled
+from poptorch.host.grouping.stacking import CannotGroup, stacked
 from poptorch.host.interpret.code import generate
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Program, Role
-from poptorch.runtime.values.random_source import BundledRandom, RandomSource
+from poptorch.runtime.values.random_source import GroupedRandom, RandomSource
 
 SEEDS = (3, 5)
 
@@ -68,10 +68,10 @@ def other(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(program: Program, sample: Sample) -> bool:
-    """Whether it can be bundled; if so, the bundle gives what its members give."""
+    """Whether it can be grouped; if so, the group gives what its members give."""
     try:
-        bundle = bundled(program, 2)
-    except CannotBundle:
+        group = stacked(program, 2)
+    except CannotGroup:
         return False
     ports = program.ports_of(Role.INPUT)
     first = [t.to(p.dtype) for t, p in zip(sample.inputs, ports, strict=True)]
@@ -80,7 +80,7 @@ def check(program: Program, sample: Sample) -> bool:
         run(program, [t.clone() for t in inputs], RandomSource(seed))
         for inputs, seed in zip(members, SEEDS, strict=True)
     ]
-    together = run(bundle, [torch.stack(pair) for pair in zip(*members, strict=True)], BundledRandom(SEEDS))
+    together = run(group, [torch.stack(pair) for pair in zip(*members, strict=True)], GroupedRandom(SEEDS))
     gradients = program.positions_of(OutputKind.GRADIENT)
     for position, (result, pair) in enumerate(zip(together, zip(*alone, strict=True), strict=True)):
         expected = torch.add(*pair) if position in gradients else torch.stack(pair)
@@ -95,14 +95,14 @@ SOME = 10
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_some_bundles_give_what_their_members_give(table: str) -> None:
+def test_some_groups_give_what_their_members_give(table: str) -> None:
     compare(table, TABLES[table][::SOME])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("table", TABLES)
-def test_all_bundles_give_what_their_members_give(table: str) -> None:
+def test_all_groups_give_what_their_members_give(table: str) -> None:
     compare(table, TABLES[table])
 
 

@@ -18,15 +18,15 @@ PLAIN = {name: STRATEGIES[name] for name in ("pipelined", "pipelined, two stages
 LONG = {"terms": 128, "steps": 4}
 
 
-def bundle_of(executor):
-    return executor.executable.code.loop.bundle
+def group_size_of(executor):
+    return executor.executable.code.loop.group_size
 
 
 def both_ways(monkeypatch, run):
-    """What ``run`` returns for one micro-batch at a time, and for bundles."""
+    """What ``run`` returns for one micro-batch at a time, and for groups."""
     found = []
     for size in ("1", "8"):
-        monkeypatch.setenv("POPTORCH_BUNDLE", size)
+        monkeypatch.setenv("POPTORCH_GROUP", size)
         found.append(run())
     return found
 
@@ -41,12 +41,12 @@ def test_training(monkeypatch, kind, strategy, replicas):
         options = make_options(make(), iterations=2, replicas=replicas)
         return train(kind, ipus, options, optimizer=poptorch.optim.SGD)
 
-    (alone, state, _), (together, bundled_state, executor) = both_ways(monkeypatch, run)
+    (alone, state, _), (together, grouped_state, executor) = both_ways(monkeypatch, run)
     writes = any(True for _ in executor.program.mutated())
     recurs = any("rnn" in str(node.target) for node in executor.program.operations())
-    assert (bundle_of(executor) > 1) is not (writes or recurs)
+    assert (group_size_of(executor) > 1) is not (writes or recurs)
     assert_close_sums(together, alone, **LONG)
-    assert_close_sums(bundled_state, state, **LONG)
+    assert_close_sums(grouped_state, state, **LONG)
 
 
 @pytest.mark.parametrize("mode", ["Final", "All", "Sum", "EveryN"])
@@ -58,7 +58,7 @@ def test_output_modes(monkeypatch, mode, replicas):
         return train(Language, (0, 0, 1, 1), options, calls=1, optimizer=poptorch.optim.SGD)
 
     (alone, _, _), (together, _, executor) = both_ways(monkeypatch, run)
-    assert bundle_of(executor) == 4
+    assert group_size_of(executor) == 4
     assert_close_sums(together, alone, **LONG)
     for output in together[0]:
         assert output.untyped_storage().nbytes() == output.nbytes  # not a part of something larger
@@ -73,7 +73,7 @@ def test_inference(monkeypatch, strategy, replicas):
         return infer(Perceptron, ipus, make_options(make(), iterations=8, accumulation=1, replicas=replicas))
 
     (alone, _), (together, executor) = both_ways(monkeypatch, run)
-    assert bundle_of(executor) == (2 if strategy == "pipelined" else 8)
+    assert group_size_of(executor) == (2 if strategy == "pipelined" else 8)
     assert_close_sums(together, alone, terms=8, steps=4)
 
 
@@ -87,10 +87,10 @@ def test_recomputation_repeats_the_numbers_of_each_micro_batch(monkeypatch):
 
 
 def test_the_program_and_the_ideal_schedule_are_those_of_micro_batches(monkeypatch):
-    monkeypatch.setenv("POPTORCH_BUNDLE", "0")
+    monkeypatch.setenv("POPTORCH_GROUP", "0")
     *_, executor = train(Perceptron, (0, 0, 1, 1), make_options(poptorch.PipelinedExecution()), calls=1)
-    assert bundle_of(executor) == 4
-    assert executor.program.bundle == 1
+    assert group_size_of(executor) == 4
+    assert executor.program.group_size == 1
     runner = runner_of(executor)
     assert {task.job.micro for task in runner.scheduled_tasks().tasks} == set(range(8))
     chart = gantt.measured_chart(runner.rounds[-1])
@@ -100,21 +100,21 @@ def test_the_program_and_the_ideal_schedule_are_those_of_micro_batches(monkeypat
 
 def test_every_micro_batch_has_its_times(monkeypatch):
     for strategy in (None, poptorch.PipelinedExecution()):
-        monkeypatch.setenv("POPTORCH_BUNDLE", "0")
+        monkeypatch.setenv("POPTORCH_GROUP", "0")
         ipus = None if strategy is None else (0, 0, 1, 1)
         *_, executor = train(Perceptron, ipus, make_options(strategy), calls=1)
-        assert bundle_of(executor) > 1
+        assert group_size_of(executor) > 1
         counters = executor.getPerfCounters()
         assert {len(times) for kind in counters.values() for times in kind} == {8}
 
 
 def test_models_are_compiled_in_several_threads(monkeypatch):
-    monkeypatch.setenv("POPTORCH_BUNDLE", "0")
+    monkeypatch.setenv("POPTORCH_GROUP", "0")
     sizes, errors = [], []
 
     def work():
         try:
-            sizes.append(bundle_of(train(Perceptron, None, make_options(), calls=1)[2]))
+            sizes.append(group_size_of(train(Perceptron, None, make_options(), calls=1)[2]))
         except Exception as error:  # noqa: BLE001 - the test reports it
             errors.append(error)
 
