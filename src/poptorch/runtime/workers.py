@@ -19,7 +19,7 @@ from poptorch.devices.cores import CoreShare
 from poptorch.runtime.tasks import Task, TaskGraph
 
 Rest = Callable[[], "Sequence[Rest]"]
-"""Work that no task waits for. It may return more of it, for workers without a task. The graph has run when all is done."""
+"""Work that no task waits for. It may return more of it, for workers without a task."""
 
 Execute = Callable[[Task], Rest | None]
 """Runs a task; what it returns is done next, after the tasks that waited for this one were told."""
