@@ -16,7 +16,7 @@ from poptorch.program.program import Program
 def program_of(model: nn.Module, *inputs: torch.Tensor) -> Program:
     wrapped = poptorch.inferenceModel(model)
     wrapped.compile(*inputs)
-    return wrapped._build.executable.program
+    return wrapped.program
 
 
 def test_arithmetic_bytes_and_calls_count():
