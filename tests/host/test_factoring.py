@@ -63,7 +63,7 @@ def in_eager(model: nn.Module, x: torch.Tensor, micro: int) -> list[torch.Tensor
 def outputs_of(wrapped: Any, rows: int) -> list[Any]:
     """What the code of one micro-batch returns."""
     engine = wrapped._session.engine
-    arguments = engine._parameters, engine._buffers[0], engine._constants, [torch.ones(rows, 16)], ()
+    arguments = engine.memory.weights, engine.memory.buffers[0], engine.memory.constants, [torch.ones(rows, 16)], ()
     return list(engine.executable.code.micro_batch.run(*arguments, None))
 
 

@@ -138,9 +138,11 @@ def test_phases_show_their_loads():
     assert {"0F@0", "0F@3", "0L@2", "0S@1"} <= {bar.label for bar in chart.bars}, "measured jobs name their phase"
 
 
-def test_a_model_in_one_piece_has_only_the_ideal():
-    text = train(Perceptron, None, make_options(accumulation=2))[2].drawSchedule()
-    assert text == "ideal, 0 % idle\nIPU0 | 0F 0B 1F 1B"
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_model_in_one_part_is_measured_too(replicas):
+    text = train(Perceptron, None, make_options(accumulation=2, replicas=replicas))[2].drawSchedule()
+    assert text.startswith("ideal, 0 % idle\nIPU0 | 0F 0B 1F 1B\nmeasured, ")
+    assert text.count("IPU0 of replica" if replicas > 1 else "\nIPU0 |") == 2
 
 
 def test_before_compilation():

@@ -40,6 +40,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.placement import announcing
+from poptorch.profiling.trace import NO_TRACE, Trace
 from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
@@ -56,8 +57,10 @@ STAGES = 3 + len(DEVICE_PASSES)
 Progress = Callable[[str], None]
 
 
-def lower_for_device(request: CompileRequest, progress: Progress = lambda stage: None) -> DeviceProgram:
-    """Capture the model and lower it to what IPUs run; ``progress`` hears of each stage.
+def lower_for_device(
+    request: CompileRequest, progress: Progress = lambda stage: None, trace: Trace = NO_TRACE
+) -> DeviceProgram:
+    """Capture the model and lower it to what IPUs run; ``progress`` hears of each stage, ``trace`` of each pass.
 
     Needs no device and no values: parameters and arguments may be on the meta device. A model whose Python asks for
     the value of a tensor is refused there.
@@ -79,7 +82,7 @@ def lower_for_device(request: CompileRequest, progress: Progress = lambda stage:
     program.numerics = settings.numerics
     _check_overlap(program, request.options)
     context = Context(settings.passes)
-    observers = usual_observers(progress, requested_dump(request.training))
+    observers = usual_observers(progress, requested_dump(request.training), trace)
     lower(program, context, WHOLE_PASSES, observers)
     check_buffers(program, request.options, loop)
     division = division_of(settings, program, loop)

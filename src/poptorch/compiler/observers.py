@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from poptorch import environment
 from poptorch._logging import backend
 from poptorch.compiler.passes.summary import UNCHANGED
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace, TraceSpan
 from poptorch.program.program import Program
 
 if TYPE_CHECKING:
@@ -75,6 +77,21 @@ class Dump:
         return Dump(self._folder / "host", start="whole")
 
 
+class PassSpans:
+    """Puts a span for each pass into a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def before(self, step: Pass, program: Program) -> None:
+        """The span is made when its end is known."""
+
+    def after(self, step: Pass, program: Program, summary: str, seconds: float) -> None:
+        """From the start of the pass to now, without what other observers do."""
+        now = time.perf_counter()
+        self._trace.add(TraceSpan(SpanKind.PASS, now - seconds, now, label=step.name))
+
+
 def requested_dump(training: bool) -> Dump | None:
     """Where POPTORCH_DUMP wants to see the next model: in a folder of its own."""
     root = environment.DUMP.read()
@@ -91,9 +108,12 @@ def requested_dump(training: bool) -> Dump | None:
     raise AssertionError("there is always a next number")
 
 
-def usual_observers(progress: Callable[[str], None], dump: Dump | None) -> list[Observer]:
-    """Progress bar, log, and the dump if there is one."""
-    return [ProgressNotes(progress), DebugLog(), *([] if dump is None else [dump])]
+def usual_observers(
+    progress: Callable[[str], None], dump: Dump | None, trace: Trace = NO_TRACE
+) -> list[Observer]:
+    """The trace, progress bar, log, and the dump if there is one."""
+    spans = [PassSpans(trace)] if trace.active else []
+    return [*spans, ProgressNotes(progress), DebugLog(), *([] if dump is None else [dump])]
 
 
-__all__ = ["DebugLog", "Dump", "ProgressNotes", "requested_dump", "usual_observers"]
+__all__ = ["DebugLog", "Dump", "PassSpans", "ProgressNotes", "requested_dump", "usual_observers"]

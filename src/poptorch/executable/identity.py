@@ -12,7 +12,8 @@ from poptorch.program.update import UpdateProgram
 
 def identity(device: DeviceProgram) -> dict[str, str]:
     """Digests of the parts of a device program, by the names that error messages use."""
-    loop = {name: str(value) for name, value in dataclasses.asdict(device.loop).items()}
+    # Processes that share the work compile the same program, for other replicas.
+    loop = {name: str(value) for name, value in dataclasses.asdict(device.loop).items() if name != "first_replica"}
     return {
         "model's graph": program_digest(device.program, exact=False),
         "weight update": "" if device.update is None else _update(device.update),

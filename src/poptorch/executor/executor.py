@@ -31,6 +31,7 @@ from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
+from poptorch.profiling.trace import Trace
 from poptorch.program.program import Program
 from poptorch.runtime import counters, gantt
 
@@ -85,7 +86,9 @@ class PoplarExecutor:
         options._freeze()
         self._options._freeze()
         kind = "trainingModel" if training else "inferenceModel"
-        Channel(f"poptorch.{kind}").instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
+        channel = Channel(f"poptorch.{kind}")
+        channel.instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
+        self._trace = channel.trace()
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -155,7 +158,7 @@ class PoplarExecutor:
     def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
         check_options(self._options, self._training)
         self._take_model()
-        self._session = Session.compile(self._wrapped, call, stored)
+        self._session = Session.compile(self._wrapped, call, stored, self._trace)
         return self._session
 
     def _take_model(self) -> None:
@@ -357,6 +360,26 @@ class PoplarExecutor:
         """
         return self._compiled().plan
 
+    @property
+    def trace(self) -> Trace:
+        """Where spans of compilation and calls go: nowhere, unless you set it to a ``Recorder``.
+
+        >>> import poptorch
+        >>> from poptorch.profiling.trace import Recorder
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> model.trace = Recorder()
+        >>> output = model(torch.zeros(2))
+        >>> [span.kind.value for span in model.trace.spans][-3:]
+        ['input', 'step', 'output']
+        """
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace) -> None:
+        self._trace = trace
+        if self._session is not None:
+            self._session.engine.trace = trace
+
     def drawSchedule(self, path: str | Path | None = None) -> str:
         """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.
 
@@ -369,6 +392,8 @@ class PoplarExecutor:
         >>> print(model.drawSchedule())
         ideal, 0 % idle
         IPU0 | 0F 1F 2F
+        measured, 1 worker, ... ms, 0 % idle
+        IPU0 | 0-2F---...
         """
         ideal, measured = self._compiled().schedule()
         if path is not None:

@@ -54,8 +54,8 @@ class OptimizerLink:
         if self._engine is None or self._compiled is None:
             return {}
         state = self._compiled.named_state(self._names, self._engine.optimizer_state)
-        if self._engine.scaler is not None:
-            state[STATE_NAME] = self._engine.scaler.factor
+        if self._engine.scale.scaler is not None:
+            state[STATE_NAME] = self._engine.scale.scaler.factor
         return state
 
     # -- life cycle ----------------------------------------------------------------------------------------------
@@ -77,12 +77,12 @@ class OptimizerLink:
         self._names = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
         with torch.no_grad():
             engine.optimizer_state = [
-                group.rule.init_state([engine.parameter(n) for n in self._group_names(group)])
+                group.rule.init_state([engine.parameters()[n] for n in self._group_names(group)])
                 for group in self._compiled.groups
             ]
         if self._compiled.automatic_loss_scaling is not None:
             dtype = loss_type(program)
-            engine.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
+            engine.scale.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
         self.send_hyper_parameters()
         if not offline:
             bridge.after_compile(self.optimizer)
@@ -107,11 +107,11 @@ class OptimizerLink:
         backend.debug("Updating graph optimizer")
         for index in range(len(self._compiled.groups)):
             backend.debug("Updating group %d optimizer", index)
-        self._engine.hyper = self._compiled.hyper()
+        self._engine.updater.hyper = self._compiled.hyper()
         with torch._C.DisableTorchFunctionSubclass():  # asking for a weight's type is not a look at its value
             self._params = self._compiled.named_params(self._names)
         scale = float(self._compiled.loss_scaling.value)
-        self._engine.loss_scale = torch.tensor(scale, dtype=torch.float32)
+        self._engine.scale.chosen = torch.tensor(scale, dtype=torch.float32)
 
     def upload(self, copy_weights: Callable[[], object]) -> None:
         """Write pending optimizer state to the device; trained weights are saved to the host first."""
@@ -129,7 +129,7 @@ class OptimizerLink:
         """Scalars that came with a loaded state count until the next ``setOptimizer``."""
         assert self._compiled is not None
         assert self._engine is not None
-        for group, hyper in zip(self._compiled.groups, self._engine.hyper, strict=True):
+        for group, hyper in zip(self._compiled.groups, self._engine.updater.hyper, strict=True):
             for scalar in group.variables:
                 for name in self._group_names(group)[:1]:
                     loaded = params.get(f"{scalar}___specific___{name}")

@@ -37,6 +37,7 @@ from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
 from poptorch.options.progress import Progress
 from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
+from poptorch.profiling.trace import NO_TRACE, Trace
 from poptorch.program.program import Program, Role
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.engine import Engine
@@ -78,7 +79,7 @@ class RandomState:
         if self._moved:
             backend.debug("Reading random seed")
             backend.debug("Reading RNG state")
-            self._known = self._engine.rng_state
+            self._known = self._engine.random.state
             self._moved = False
         return None if self._known is None else list(self._known)
 
@@ -93,7 +94,7 @@ class RandomState:
         backend.debug("Setting random seed to %d", self._known[0])
         if len(self._known) > 1:
             backend.debug("Setting RNG state")
-        self._engine.rng_state = self._known
+        self._engine.random.state = self._known
 
 
 def check_options(options: Options, training: bool) -> None:
@@ -130,7 +131,9 @@ class Session:
         self._has_run = False
 
     @classmethod
-    def compile(cls, wrapped: Wrapped, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
+    def compile(
+        cls, wrapped: Wrapped, call: BoundCall, stored: StoredExecutable | None = None, trace: Trace = NO_TRACE
+    ) -> Session:
         """Capture and compile the model for arguments like these, and load it as the options ask for.
 
         With ``stored``, the program must be the one in that file, and its native code is taken from there.
@@ -143,7 +146,8 @@ class Session:
                 caching.turn_to_compile(options, wrapped.user_model),
                 Progress(options, STAGES + 2) as progress,
             ):
-                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress))
+                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace))
+                session.engine.trace = trace
                 session.start(progress)
         except BaseException:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
@@ -372,7 +376,12 @@ def _seed(options: Options) -> int | None:
 
 
 def _compiled(
-    wrapped: Wrapped, target: Target, call: BoundCall, stored: StoredExecutable | None, progress: Progress
+    wrapped: Wrapped,
+    target: Target,
+    call: BoundCall,
+    stored: StoredExecutable | None,
+    progress: Progress,
+    trace: Trace,
 ) -> tuple[Executable, CodeStore]:
     options, link = wrapped.options, wrapped.link
     if link is not None:
@@ -386,7 +395,7 @@ def _compiled(
         normalise=wrapped.normalise,
         groups=wrapped.weights.groups,
     )
-    device = lower_for_device(request, progress.begin)
+    device = lower_for_device(request, progress.begin, trace)
     if options.connection_type == ConnectionType.Always:
         target.attach(device.ipus_per_replica)
     progress.begin("code")

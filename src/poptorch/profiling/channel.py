@@ -7,12 +7,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from poptorch import environment
 from poptorch.errors import createPoptorchError
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace, TraceSpan
 
 T = TypeVar("T")
 
@@ -65,6 +66,15 @@ class Channel:
             span = Record(f"{self.name}.{name}", threading.get_ident(), start, time.perf_counter_ns())
             self._records.append(span)
 
+    def trace(self) -> Trace:
+        """A trace whose spans become records of this channel, if ``PVTI_OPTIONS`` enables profiling."""
+        return _ChannelTrace(self) if enabled else NO_TRACE
+
+    def keep(self, name: str, start: float, end: float) -> None:
+        """Take a span that was timed already, in seconds of ``time.perf_counter``."""
+        thread = threading.get_ident()
+        self._records.append(Record(f"{self.name}.{name}", thread, round(start * 1e9), round(end * 1e9)))
+
     def instrument(self, obj: T, *methods: str) -> T:
         """Time every call of the named methods of ``obj``; returns ``obj``."""
         if enabled:
@@ -79,6 +89,25 @@ class Channel:
                 return function(*args, **kwargs)
 
         return timed
+
+
+class _ChannelTrace(Trace):
+    """Puts every span into a channel, under the name of its kind."""
+
+    active = True
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def span(
+        self, kind: SpanKind, part: int = 0, micro: int = 0, replica: int = 0, worker: int = 0, label: str = ""
+    ) -> AbstractContextManager[None]:
+        """Time the enclosed code."""
+        return self._channel.tracepoint(label or kind.value)
+
+    def add(self, span: TraceSpan) -> None:
+        """Keep a span."""
+        self._channel.keep(span.label or span.kind.value, span.start, span.end)
 
 
 def is_requested(options: str | None) -> bool:

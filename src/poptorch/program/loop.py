@@ -37,6 +37,12 @@ class Loop:
     input_group_type: CommGroupType = CommGroupType.Consecutive
     output_mode: OutputMode = OutputMode.All
     return_period: int = 1
+    first_replica: int = 0
+    """The global number of this process's first replica."""
+
+    all_replicas: int = 0
+    """How many replicas there are in all processes; 0: only those of this one."""
+
     group_size: int = 1
     """How many micro-batches of a replica the host computes at once; never some of before and some of after an update.
     """
@@ -51,8 +57,18 @@ class Loop:
         """Rows of an input divided by the rows of a micro-batch."""
         return self.device_iterations * self.gradient_accumulation * self.input_groups
 
+    def global_replica(self, replica: int) -> int:
+        """The number of a replica of this process among those of all processes."""
+        return self.first_replica + replica
+
+    @property
+    def all_micro_batches_per_update(self) -> int:
+        """Micro-batches that an update combines, those of other processes included."""
+        return self.gradient_accumulation * (self.all_replicas or self.replicas)
+
     @property
     def micro_batches_per_update(self) -> int:
+        """Micro-batches of this process that an update combines."""
         return self.gradient_accumulation * self.replicas
 
     def micro_batches(self) -> Iterator[MicroBatch]:

@@ -13,12 +13,12 @@ Latency = tuple[float, float, float]
 class PerfCounters:
     """Time stamps in seconds, from an arbitrary origin."""
 
+    num_inputs: int = 0
+    num_outputs: int = 0
     input: list[float] = field(default_factory=list)
     input_complete: list[float] = field(default_factory=list)
     output: list[float] = field(default_factory=list)
     output_complete: list[float] = field(default_factory=list)
-    num_inputs: int = 0
-    num_outputs: int = 0
 
     def as_dict(self) -> dict[str, list[list[float]]]:
         """One list per graph input or output tensor, as users read them."""

@@ -1,4 +1,4 @@
-"""Automatic loss scaling in the engine: counts from the program, a factor for the next step."""
+"""The loss scale of a call: what the user set, times what automatic loss scaling found."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from poptorch.program.loop import MicroBatch
+from poptorch.runtime.exchange import GradientExchange
 
 
 class LossScaler(Protocol):
@@ -42,3 +43,37 @@ class Tally:
         """The sum since the last time."""
         large, self._large = self._large, 0
         return large
+
+
+class LossScale:
+    """What back-propagation starts from."""
+
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
+        self.chosen = torch.ones(())
+        """The loss scaling of the optimizer."""
+
+        self.scaler: LossScaler | None = None
+        """Automatic loss scaling, if it is on."""
+
+        self.tally = Tally()
+        self.current = [self.chosen]
+
+    def begin(self) -> None:
+        """A call begins: what a failed one left is forgotten."""
+        self.tally.take()
+        self._refresh()
+
+    def advance(self, exchange: GradientExchange) -> None:
+        """After an update: the loss scale of the next one. All processes count together."""
+        if self.scaler is None:
+            return
+        large = exchange.sum_counts(self.tally.take())
+        if self.scaler.observes:
+            self.scaler.add_counts(torch.tensor(large), torch.tensor(self._elements - large))
+        self.scaler.step()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        scaler = self.scaler
+        self.current[0] = self.chosen if scaler is None else self.chosen * scaler.factor.float()

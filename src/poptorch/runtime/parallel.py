@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,49 +12,21 @@ import torch
 from poptorch.devices.cores import CoreShare
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, HostStage
+from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
 from poptorch.program.loop import MicroBatch
 from poptorch.program.opinfo import FIRST_ROUNDING_STREAM
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
-from poptorch.runtime.loss_scale import Tally
+from poptorch.runtime.call import Call
+from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
-from poptorch.runtime.streams import OutputStream
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
 from poptorch.runtime.workers import Rest, Span, run_tasks
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The device memory that the stages of a plan look at."""
-
-    parameters: Callable[[int, str], torch.Tensor]
-    """By replica and name."""
-
-    buffers: Callable[[int, str], torch.Tensor]
-
-
-@dataclass
-class Call:
-    """What one call brings along and takes away."""
-
-    micro_batch: Callable[[MicroBatch], Sequence[torch.Tensor]]
-    """The inputs of the group that begins with a micro-batch."""
-
-    random: Callable[[MicroBatch], RandomSource]
-    loss_scale: Sequence[torch.Tensor]
-    results: list[OutputStream]
-    anchors: list[OutputStream]
-    """For the anchored values that the program computes, in its order."""
-
-    counts: Tally
-    """For the counts of large gradients."""
-
-    stamps: Stamps
-    update: Callable[[Mapping[str, torch.Tensor]], None] | None
+from poptorch.schedule import Kind
 
 
 class ParallelRunner:
@@ -94,7 +66,7 @@ class ParallelRunner:
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def bind(self, memory: Memory) -> None:
+    def bind(self, memory: DeviceMemory) -> None:
         """Connect every stage of every replica with the weights and buffers that it uses."""
         constants = self._device.program.constants
         self.bound = [BoundStage.of(s, memory, self._loop.replicas, constants) for s in self._stages]
@@ -113,24 +85,39 @@ class ParallelRunner:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call) -> None:
-        """All device iterations. Whatever happens, nothing of this call is left behind."""
-        share = CoreShare.of(self._width)
+    def run(self, call: Call) -> Stamps:
+        """All device iterations. Whatever happens, nothing of this call stays."""
+        share, stamps = CoreShare.of(self._width), Stamps(self._loop)
         self.rounds = []
         try:
             for iteration in range(self._rounds):
-                self._round(iteration, call, share)
+                self._round(iteration, call, stamps, share)
         finally:
             self.gradients.reset()
+        return stamps
 
-    def _round(self, iteration: int, call: Call, share: CoreShare) -> None:
-        work = _Round(self, call, iteration)
-        self.rounds.append(run_tasks(self.graph, work.execute, share))
+    def _round(self, iteration: int, call: Call, stamps: Stamps, share: CoreShare) -> None:
+        work = _Round(self, call, stamps, iteration)
+        spans = run_tasks(self.graph, work.execute, share, call.trace)
+        self.rounds.append(spans)
+        if call.trace.active:
+            self._report(call.trace, spans, iteration)
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
             call.update(self.gradients.take())
 
-    def tick(self, iteration: int, task: Task) -> MicroBatch:
+    def _report(self, trace: Trace, spans: Sequence[Span], iteration: int) -> None:
+        for span in spans:
+            task, start = span.task, span.start
+            micro = self._loop.position(self.first_of(iteration, task))
+            kind = SpanKind.STEP if task.whole else _SPAN_KINDS[task.job.kind]
+            part, replica = task.job.part, self._loop.global_replica(task.replica)
+            trace.add(TraceSpan(kind, start, span.released, part, micro, replica, span.worker))
+            if span.end > span.released:
+                leftover = TraceSpan(SpanKind.LEFTOVER, span.released, span.end, part, micro, replica, span.worker)
+                trace.add(leftover)
+
+    def first_of(self, iteration: int, task: Task) -> MicroBatch:
         """The first micro-batch of a task of round ``iteration``."""
         first = task.job.micro * task.members
         return MicroBatch(iteration, first, task.replica) if self._training else MicroBatch(first, 0, task.replica)
@@ -151,29 +138,38 @@ class BoundStage:
     """Where the outputs of each kind are among those of the code."""
 
     @staticmethod
-    def of(stage: HostStage, memory: Memory, replicas: int, constants: Mapping[str, torch.Tensor]) -> BoundStage:
+    def of(stage: HostStage, memory: DeviceMemory, replicas: int, constants: Mapping[str, torch.Tensor]) -> BoundStage:
         lists: dict[tuple[int, ...], Weights] = {}
         parameters = []
         for replica in range(replicas):
-            tensors = [memory.parameters(replica, name) for name in stage.parameters]
+            tensors = [memory.replica_parameter(replica, name) for name in stage.parameters]
             parameters.append(lists.setdefault(tuple(t.data_ptr() for t in tensors), Weights(tensors)))
         program = stage.description.program
         return BoundStage(
             stage,
             parameters,
-            [[memory.buffers(r, name) for name in stage.buffers] for r in range(replicas)],
+            [[memory.replica_buffer(r, name) for name in stage.buffers] for r in range(replicas)],
             [constants[p.name] for p in program.ports_of(Role.CONSTANT)],
             bool(program.ports_of(Role.LOSS_SCALE)),
             {kind: program.positions_of(kind) for kind in OutputKind},
         )
 
 
+_SPAN_KINDS = {
+    Kind.FORWARD: SpanKind.FORWARD,
+    Kind.BACKWARD: SpanKind.BACKWARD,
+    Kind.LOAD: SpanKind.LOAD,
+    Kind.STORE: SpanKind.STORE,
+}
+
+
 class _Round:
     """The values under way in one round."""
 
-    def __init__(self, runner: ParallelRunner, call: Call, iteration: int) -> None:
+    def __init__(self, runner: ParallelRunner, call: Call, stamps: Stamps, iteration: int) -> None:
         self._runner = runner
         self._call = call
+        self._stamps = stamps
         self._iteration = iteration
         self._edges = runner.edges
         self._values: dict[tuple[int, int, int], torch.Tensor] = {}  # (edge, micro-batch, replica)
@@ -188,26 +184,26 @@ class _Round:
             self._runner.residency.exchange(task)
             return None
         bound = self._runner.bound[task.stage]
-        tick = self._runner.tick(self._iteration, task)
+        first = self._runner.first_of(self._iteration, task)
         call, d = self._call, bound.stage.description
         outputs = bound.stage.code.run(
             bound.parameters[task.replica],
             bound.buffers[task.replica],
             bound.constants,
             # An iterator: the generated code is then the only owner of what nobody else needs.
-            self._inputs(task, tick, bound.stage),
+            self._inputs(task, first, bound.stage),
             call.loss_scale if bound.uses_loss_scale else (),
-            call.random(tick) if task.members > 1 else _StageRandom(call.random(tick), d.slot),
+            call.random(first) if task.members > 1 else _StageRandom(call.random(first), d.slot),
         )
-        return self._distribute(task, tick, bound, outputs)
+        return self._distribute(task, first, bound, outputs)
 
-    def _inputs(self, task: Task, tick: MicroBatch, stage: HostStage) -> Iterator[torch.Tensor]:
-        d, stamps = stage.description, self._call.stamps
+    def _inputs(self, task: Task, first: MicroBatch, stage: HostStage) -> Iterator[torch.Tensor]:
+        d, stamps = stage.description, self._stamps
         taken: list[torch.Tensor] = []
         if d.inputs or d.slot == 0:
-            members = self._runner.members(tick)
+            members = self._runner.members(first)
             stamps.input(members)
-            block = self._call.micro_batch(tick)
+            block = self._call.inputs(first)
             taken += [block[i] for i in d.inputs]
             stamps.input_complete(members)
         with self._lock:
@@ -221,7 +217,7 @@ class _Round:
         return iter(taken)
 
     def _distribute(
-        self, task: Task, tick: MicroBatch, bound: BoundStage, outputs: Sequence[torch.Tensor]
+        self, task: Task, first: MicroBatch, bound: BoundStage, outputs: Sequence[torch.Tensor]
     ) -> Rest | None:
         d, call = bound.stage.description, self._call
 
@@ -237,15 +233,15 @@ class _Round:
                 self._live += self._edges[edge].num_bytes
             self.peak_bytes = max(self.peak_bytes, self._live)
         if d.results:
-            members = self._runner.members(tick)
-            call.stamps.output(members)
+            members = self._runner.members(first)
+            self._stamps.output(members)
             for index, value in zip(d.results, values(OutputKind.RESULT), strict=True):
                 call.results[index].put_all(members, value)
-            call.stamps.output_complete(members)
+            self._stamps.output_complete(members)
         for index, value in zip(d.anchors, values(OutputKind.ANCHOR), strict=True):
-            call.anchors[index].put(tick, value)
+            call.anchors[index].put(first, value)
         for value in values(OutputKind.COUNT):
-            call.counts.put(tick, value)
+            call.counts.put(first, value)
         if not d.gradients:
             return None
         assert task.stage is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from poptorch.enums import OutputMode
 from poptorch.program.loop import Loop, MicroBatch
@@ -12,17 +13,35 @@ from poptorch.runtime.counters import PerfCounters
 
 def is_returned(loop: Loop, micro_batch: MicroBatch) -> bool:
     """Whether the micro-batch's outputs go to the host; under ``Sum`` only the last ones do."""
-    return loop.output_block(micro_batch) is not None and (
-        loop.is_last(micro_batch) or loop.output_mode is not OutputMode.Sum
-    )
+    if loop.output_mode is OutputMode.Sum:
+        return loop.is_last(micro_batch)
+    return loop.output_block(micro_batch) is not None
+
+
+class GroupTimes(NamedTuple):
+    """When one group of micro-batches asked for its inputs, began, ended, and had its outputs delivered."""
+
+    members: Sequence[MicroBatch]
+    asked: float
+    begun: float
+    ended: float
+    delivered: float
+
+
+def store_times(times: Sequence[GroupTimes], loop: Loop, counters: PerfCounters) -> None:
+    """Hand over the times of groups that ran one after the other."""
+    sizes = [(t, len(t.members), sum(is_returned(loop, m) for m in t.members)) for t in times]
+    counters.input = [t.asked for t, size, _ in sizes for _ in range(size)]
+    counters.input_complete = [t.begun for t, size, _ in sizes for _ in range(size)]
+    counters.output = [t.ended for t, _, returned in sizes for _ in range(returned)]
+    counters.output_complete = [t.delivered for t, _, returned in sizes for _ in range(returned)]
 
 
 class Stamps:
-    """Times of inputs and outputs of one call."""
+    """Times of inputs and outputs of one call whose micro-batches run side by side."""
 
-    def __init__(self, loop: Loop, silent: bool) -> None:
+    def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._silent = silent
         self._input: dict[MicroBatch, float] = {}
         self._input_complete: dict[MicroBatch, float] = {}
         self._output: dict[MicroBatch, float] = {}
@@ -45,54 +64,16 @@ class Stamps:
         self._output_complete.update(dict.fromkeys(members, time.perf_counter()))
 
     def store(self, counters: PerfCounters) -> None:
-        """Hand the times over; with synthetic data nothing moved."""
-        micro_batches = [] if self._silent else list(self._loop.micro_batches())
-        returned = [t for t in micro_batches if is_returned(self._loop, t)]
-        counters.input = [self._input[t] for t in micro_batches if t in self._input]
-        counters.input_complete = [self._input_complete[t] for t in micro_batches if t in self._input_complete]
-        counters.output = [self._output[t] for t in returned if t in self._output]
-        counters.output_complete = [self._output_complete[t] for t in returned if t in self._output_complete]
+        """Hand the times over."""
+        micro_batches = list(self._loop.micro_batches())
+        returned = [m for m in micro_batches if is_returned(self._loop, m)]
+        counters.input = [self._input[m] for m in micro_batches if m in self._input]
+        counters.input_complete = [self._input_complete[m] for m in micro_batches if m in self._input_complete]
+        counters.output = [self._output[m] for m in returned if m in self._output]
+        counters.output_complete = [self._output_complete[m] for m in returned if m in self._output_complete]
 
 
 def _note_first(times: dict[MicroBatch, float], members: Sequence[MicroBatch]) -> None:
     now = time.perf_counter()
     for micro_batch in members:
         times.setdefault(micro_batch, now)
-
-
-class SequentialStamps:
-    """Times of a call whose micro-batches run one after the other: cheaper to take."""
-
-    def __init__(self, loop: Loop, silent: bool) -> None:
-        self._loop = loop
-        self._silent = silent
-        self._input: list[float] = []
-        self._input_complete: list[float] = []
-        self._output: list[float] = []
-        self._output_complete: list[float] = []
-
-    def input(self) -> None:
-        """The inputs of the next group of micro-batches are asked for."""
-        self._input += [time.perf_counter()] * self._loop.group_size
-
-    def input_complete(self) -> None:
-        """The inputs have been delivered."""
-        self._input_complete += [time.perf_counter()] * self._loop.group_size
-
-    def output(self, members: Sequence[MicroBatch]) -> None:
-        """The outputs are about to be sent."""
-        self._output += [time.perf_counter()] * self._returned(members)
-
-    def output_complete(self, members: Sequence[MicroBatch]) -> None:
-        """The outputs have arrived."""
-        self._output_complete += [time.perf_counter()] * self._returned(members)
-
-    def _returned(self, members: Sequence[MicroBatch]) -> int:
-        return sum(is_returned(self._loop, micro_batch) for micro_batch in members)
-
-    def store(self, counters: PerfCounters) -> None:
-        """Hand the times over; with synthetic data nothing moved."""
-        kept = ([], [], [], []) if self._silent else (
-            self._input, self._input_complete, self._output, self._output_complete
-        )  # fmt: skip
-        counters.input, counters.input_complete, counters.output, counters.output_complete = kept

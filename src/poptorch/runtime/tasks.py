@@ -38,6 +38,9 @@ class Task:
     members: int = 1
     """How many micro-batches it computes at once; the job's number is then that of the group."""
 
+    whole: bool = False
+    """Whether it is a whole model in training: forward and backward."""
+
     @property
     def urgency(self) -> tuple[int, int, int]:
         """Of the tasks that are ready the smallest goes first: the oldest micro-batch, and its latest pass.
@@ -134,6 +137,7 @@ class _Builder:
         self._ticks = ticks
         self._replicas = replicas
         self._members = members
+        self._whole = plan.whole and bool(work.stages[0].gradients)
         self._training = any(stage.backward for stage in work.stages)
         self._one_at_a_time = alone or plan.ordering is not Ordering.PIPELINED
         self._phased = plan.ordering.is_phased and not alone
@@ -232,7 +236,7 @@ class _Builder:
         self, job: Job, replica: int, ipu: int, stage: int | None, now: int, waits_for: Iterable[int]
     ) -> int:
         index = len(self._graph.tasks)
-        self._graph.tasks.append(Task(index, job, replica, ipu, stage, now, self._members))
+        self._graph.tasks.append(Task(index, job, replica, ipu, stage, now, self._members, self._whole))
         self._graph.waits_for.append(set(waits_for))
         return index
 

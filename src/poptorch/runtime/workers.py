@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from poptorch.devices.cores import CoreShare
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.runtime.tasks import Task, TaskGraph
 
 Rest = Callable[[], "Sequence[Rest]"]
@@ -43,6 +44,7 @@ class _Run:
 
     graph: TaskGraph
     execute: Execute
+    trace: Trace = NO_TRACE
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: list[tuple[tuple[int, int, int], int]] = field(default_factory=list)
     leftovers: list[Rest] = field(default_factory=list)
@@ -69,7 +71,7 @@ class _Run:
                 if isinstance(next_one, Task):
                     self._run(next_one, worker)
                 else:
-                    self._done(next_one())
+                    self._done(self._leftover(next_one, worker))
                 del next_one  # and what it holds, before waiting for another
         except BaseException as error:  # noqa: BLE001  (handed to the caller, whatever it is)
             self.stop(error)
@@ -81,6 +83,10 @@ class _Run:
             if self.stopped:
                 return None
             return self.graph.tasks[heapq.heappop(self.ready)[1]] if self.ready else self.leftovers.pop()
+
+    def _leftover(self, work: Rest, worker: int) -> Sequence[Rest]:
+        with self.trace.span(SpanKind.LEFTOVER, worker=worker):
+            return work()
 
     def _run(self, task: Task, worker: int) -> None:
         start = time.perf_counter()
@@ -123,9 +129,9 @@ class _Run:
             self.changed.notify_all()
 
 
-def run_inline(graph: TaskGraph, execute: Execute) -> list[Span]:
+def run_inline(graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE) -> list[Span]:
     """Run the graph on the calling thread, with all its cores inside operations."""
-    run = _Run(graph, execute)
+    run = _Run(graph, execute, trace)
     run.work(0)
     if run.error is not None:
         raise run.error
@@ -155,9 +161,9 @@ class WorkerPool:
         # The bound of each thread is its own, but the last one set is also what new threads start with.
         torch.set_num_threads(before)
 
-    def run(self, graph: TaskGraph, execute: Execute) -> list[Span]:
+    def run(self, graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE) -> list[Span]:
         """Run all tasks; raises what a task raises, after the tasks under way are done."""
-        run = _Run(graph, execute)
+        run = _Run(graph, execute, trace)
         with self._turn:
             with self._wake:
                 self._run = run
@@ -222,13 +228,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pools)
 
 
-def run_tasks(graph: TaskGraph, execute: Execute, share: CoreShare) -> list[Span]:
+def run_tasks(graph: TaskGraph, execute: Execute, share: CoreShare, trace: Trace = NO_TRACE) -> list[Span]:
     """Run the graph with this share of the host; a task that itself runs a model does so on its own thread."""
     if share.workers == 1 or _inside.worker is not None:
-        return run_inline(graph, execute)
+        return run_inline(graph, execute, trace)
     with _pools_lock:
         key = share.workers, share.threads
         if key not in _pools:
             _pools[key] = WorkerPool(share)
         pool = _pools[key]
-    return pool.run(graph, execute)
+    return pool.run(graph, execute, trace)

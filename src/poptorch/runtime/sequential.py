@@ -1,0 +1,150 @@
+"""Running a model in one part on one replica: one group of micro-batches after the other, on the calling thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from poptorch.executable.executable import Executable
+from poptorch.executable.host_code import HostCode
+from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
+from poptorch.program.loop import MicroBatch
+from poptorch.program.outputs import OutputKind
+from poptorch.program.program import Role
+from poptorch.runtime.accumulate import GradientAccumulator
+from poptorch.runtime.call import Call
+from poptorch.runtime.device_memory import DeviceMemory
+from poptorch.runtime.stamps import GroupTimes
+from poptorch.runtime.tasks import Task
+from poptorch.runtime.workers import Span
+from poptorch.schedule import Job, Kind
+
+
+class SequentialRunner:
+    """Runs the only stage of a plan."""
+
+    def __init__(self, executable: Executable, memory: DeviceMemory) -> None:
+        program, self._loop = executable.program, executable.code.loop
+        self._memory = memory
+        self._code = executable.code
+        self._ipu = executable.plan.parts[0].ipu
+        self._gradients = program.positions_of(OutputKind.GRADIENT)
+        self._anchors = program.positions_of(OutputKind.ANCHOR)
+        self._counts = program.positions_of(OutputKind.COUNT)
+        self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
+        self._accumulator = GradientAccumulator(executable)
+        self._updates = executable.update is not None
+        self._times: list[GroupTimes] = []
+        """Of the latest call."""
+
+    def install(self, code: HostCode) -> None:
+        """Run other code for the same program."""
+        self._code = code
+
+    def run_once(self, inputs: Sequence[torch.Tensor], random: object) -> tuple[torch.Tensor, ...]:
+        """One micro-batch of an inference program that returns nothing but results."""
+        memory = self._memory
+        return self._code.stages[0].code.run(memory.weights, memory.buffers[0], memory.constants, inputs, (), random)
+
+    def run(self, call: Call, step_arguments: Sequence[torch.Tensor] | None) -> list[GroupTimes]:
+        """All device iterations. With ``step_arguments``, weights are updated by the step itself."""
+        self._accumulator.reset()  # a call that failed may have left something
+        self._times = []
+        if step_arguments is None:
+            self._run_rounds(call)
+        else:
+            self._run_steps(call, step_arguments)
+        if call.trace.active:
+            self._report(call.trace)
+        return self._times
+
+    def _run_rounds(self, call: Call) -> None:
+        loop, memory, now = self._loop, self._memory, time.perf_counter
+        run, buffers, constants = self._code.stages[0].code.run, memory.buffers[0], memory.constants
+        scale = call.loss_scale if self._scaled else ()
+        gradients, last = self._gradients, loop.gradient_accumulation - 1
+        for first in loop.group_starts():
+            members = loop.members(first)
+            asked = now()
+            inputs = call.inputs(first)
+            begun = now()
+            outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first))
+            ended = now()
+            self._deliver(call, members, outputs)
+            self._times.append(GroupTimes(members, asked, begun, ended, now()))
+            if gradients:
+                self._accumulator.add(outputs[gradients.start : gradients.stop])
+            anchored = outputs[self._anchors.start : self._anchors.stop]
+            counted = outputs[self._counts.start : self._counts.stop]
+            del outputs  # gradients are not kept while the next micro-batch runs
+            self._keep(call, first, anchored, counted)
+            if members[-1].step == last and self._updates:
+                assert call.update is not None
+                call.update(self._accumulator.take())
+
+    def _run_steps(self, call: Call, step_arguments: Sequence[torch.Tensor]) -> None:
+        assert self._code.step is not None
+        memory, now, run = self._memory, time.perf_counter, self._code.step.run
+        buffers, constants = memory.buffers[0], memory.constants
+        scale = call.loss_scale if self._scaled else ()
+        before = len(self._gradients)  # what steps do not return
+        for first in self._loop.group_starts():
+            asked = now()
+            inputs = call.inputs(first)
+            begun = now()
+            outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), step_arguments)
+            ended = now()
+            self._deliver(call, (first,), outputs)
+            self._times.append(GroupTimes((first,), asked, begun, ended, now()))
+            self._keep(call, first, outputs[self._anchors.start - before : self._anchors.stop - before], ())
+            call.updated()
+
+    @staticmethod
+    def _deliver(call: Call, members: Sequence[MicroBatch], outputs: Sequence[torch.Tensor]) -> None:
+        for stream, value in zip(call.results, outputs, strict=False):
+            stream.put_all(members, value)
+
+    @staticmethod
+    def _keep(
+        call: Call, first: MicroBatch, anchored: Sequence[torch.Tensor], counted: Sequence[torch.Tensor]
+    ) -> None:
+        for stream, value in zip(call.anchors, anchored, strict=True):
+            stream.put(first, value)
+        for value in counted:
+            call.counts.put(first, value)
+
+    # -- what ran when -------------------------------------------------------------------------------------------
+
+    def latest_round(self) -> list[Span]:
+        """What ran in the last round of accumulation (for inference: in all of the latest call)."""
+        if not self._times:
+            return []
+        training = self._loop.gradient_accumulation > 1 or bool(self._gradients)
+        last = self._times[-1].members[0].iteration
+        times = [t for t in self._times if not training or t.members[0].iteration == last]
+        return [
+            Span(
+                Task(i, Job(i, Kind.FORWARD, 0), 0, self._ipu, 0, i, len(t.members), whole=training),
+                0,
+                t.begun,
+                t.ended,
+                t.ended,
+            )
+            for i, t in enumerate(times)
+        ]
+
+    @staticmethod
+    def report_once(trace: Trace, started: float, ended: float) -> None:
+        """The spans of :meth:`run_once`."""
+        trace.add(TraceSpan(SpanKind.INPUT, started, started))
+        trace.add(TraceSpan(SpanKind.STEP, started, ended))
+        trace.add(TraceSpan(SpanKind.OUTPUT, ended, ended))
+
+    def _report(self, trace: Trace) -> None:
+        for times in self._times:
+            micro = self._loop.position(times.members[0])
+            trace.add(TraceSpan(SpanKind.INPUT, times.asked, times.begun, micro=micro))
+            trace.add(TraceSpan(SpanKind.STEP, times.begun, times.ended, micro=micro))
+            trace.add(TraceSpan(SpanKind.OUTPUT, times.ended, times.delivered, micro=micro))

@@ -1,0 +1,78 @@
+"""The weight update: gradients are exchanged, then weights and optimizer state change in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from poptorch.executable.executable import Executable
+from poptorch.executable.host_code import HostCode
+from poptorch.profiling.trace import SpanKind, Trace
+from poptorch.program.update import State, flat_arguments
+from poptorch.runtime.device_memory import DeviceMemory
+from poptorch.runtime.exchange import GradientExchange, Gradients
+from poptorch.runtime.loss_scale import LossScale
+from poptorch.runtime.owners import update_shards
+from poptorch.runtime.values.random_source import RandomSource
+
+
+class Updater:
+    """The state of the optimizer on the device, and the code that uses it."""
+
+    def __init__(self, executable: Executable, memory: DeviceMemory, scale: LossScale) -> None:
+        self._update = executable.update
+        self._memory = memory
+        self._scale = scale
+        self._state: list[State] = []
+        self.hyper: Sequence[Mapping[str, torch.Tensor]] = []
+        """The variable attributes of each parameter group."""
+
+    @property
+    def state(self) -> list[State]:
+        """What the optimizer keeps, for each parameter group."""
+        return self._state
+
+    def set_state(self, states: list[State], code: HostCode) -> None:
+        """Keep other state, as the code wants it to lie in memory."""
+        self._state = states
+        self.arrange(code)
+
+    def arrange(self, code: HostCode) -> None:
+        """Let weights and state lie in memory as the code wants them."""
+        update, owned = self._update, {}
+        if self._state and update is not None:
+            tensors = flat_arguments((), (), self._state, ())
+            owned = dict(enumerate(zip(update.owners, tensors, strict=True)))
+        self._memory.arrange(code, owned)
+
+    def step_arguments(self) -> list[torch.Tensor]:
+        """What code that updates weights during back-propagation takes besides the program's arguments."""
+        return flat_arguments((), (), self._state, self.hyper)
+
+    def apply(
+        self, code: HostCode, gradients: Gradients, random: RandomSource, exchange: GradientExchange, trace: Trace
+    ) -> None:
+        """One step of the optimizer."""
+        update, parameters = self._update, self._memory.parameters
+        assert update is not None
+        if not exchange.is_local:
+            with trace.span(SpanKind.EXCHANGE):
+                gradients = exchange.reduce(gradients)
+        with trace.span(SpanKind.UPDATE):
+            hyper = self._hyper_now()
+            if code.shards:
+                update_shards(update, code.shards, parameters, gradients, self._state, hyper)
+            else:
+                assert code.update is not None
+                weights = [[parameters[name] for name in group] for group in update.parameters]
+                values = [[gradients[name] for name in group] for group in update.parameters]
+                code.update.run(random, *flat_arguments(weights, values, self._state, hyper))
+            self._memory.changed()
+            self._scale.advance(exchange)
+
+    def _hyper_now(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        if self._scale.scaler is None:
+            return self.hyper
+        factor = self._scale.scaler.factor.double()
+        return [{**group, "loss_scale_factor": factor} for group in self.hyper]
