@@ -1,4 +1,4 @@
-"""Find out whether loading holds the model up, and hide the loading time behind the model."""
+"""Find out whether loading holds the model up, and load while the model runs."""
 
 from __future__ import annotations
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import itertools
+import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from poptorch.compiler.pipeline import DEVICE_PASSES
+from poptorch.host.build import HOST_STEPS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 
@@ -204,3 +210,52 @@ def test_the_checker_sees_what_it_should(module: str, source: str, expected: str
     (found,) = imports_of(path, module, source) or [Import(module, module, "")]
     reason = fault(found)
     assert (reason is None) if expected is None else (reason is not None and expected in reason)
+
+
+# -- the page that describes the rooms -----------------------------------------------------------------------------
+
+PAGE = SRC.parent / "docs" / "architecture.md"
+
+
+def exists(room: str) -> bool:
+    path = SRC / "poptorch" / room.replace(".", "/")
+    return (path / "__init__.py").exists() or path.with_suffix(".py").exists()
+
+
+def table(first_title: str) -> list[list[str]]:
+    """The rows of the page's table whose first column has this title."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith(f"| {first_title} |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
+
+
+def test_the_page_names_every_room_and_no_other() -> None:
+    named = [room for row in table("room") for room in quoted(row[0])]
+    assert sorted(named) == sorted(room for room in {*ALLOWED, *FACADES} - {"__init__"} if exists(room))
+
+
+def test_the_page_says_what_each_room_may_import() -> None:
+    for rooms, _, allowed in table("room"):
+        for room in quoted(rooms):
+            if room in FACADES:
+                assert allowed == "any room"
+            elif room not in FOUNDATION:
+                expected = {other for other in ALLOWED[room] - {*FOUNDATION} if exists(other)}
+                assert set(quoted(allowed)) == expected, room
+
+
+def test_the_page_lists_the_passes_and_the_steps() -> None:
+    assert table("compiler pass") == [[step.name, step.reason] for step in DEVICE_PASSES]
+    assert table("host step") == [[step.name, step.reason] for step in HOST_STEPS]
+
+
+def test_every_name_on_the_page_exists() -> None:
+    names = set(re.findall(r"`(poptorch(?:\.\w+)+)", PAGE.read_text(encoding="utf-8")))
+    assert names
+    for name in sorted(names):
+        pkgutil.resolve_name(name)  # raises if there is no such module, or no such name in it

@@ -105,7 +105,7 @@ def _definitions(program: Program) -> Iterator[Fault]:
 
 def _types(program: Program) -> Iterator[Fault]:
     for node in program.graph.nodes:
-        # Of several results some may be none at all, such as a gradient that nobody asked for.
+        # Of several results some may be none at all, such as a gradient that was not asked for.
         if node.op in ("placeholder", "call_function") and node.users and "val" not in node.meta:
             yield f"the type of %{node.name} is not known", node
     for node, port in program.placeholders():

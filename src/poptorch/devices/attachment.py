@@ -74,7 +74,7 @@ class Device:
 
 
 def acquire(ipus: int, owner: object) -> Device:
-    """Attach any ``ipus`` IPUs that nobody in this process uses; they are freed with ``owner`` at the latest."""
+    """Attach any ``ipus`` IPUs that are free in this process; they are freed with ``owner`` at the latest."""
     wanted = f"{ipus} IPU(s)"
     total = _total(wanted)
     if ipus > total:

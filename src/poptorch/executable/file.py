@@ -2,9 +2,9 @@
 
     magic | version of this layout | length of the directory | its SHA-256 | directory (JSON) | sections
 
-Reading one runs no code: a section is checked against its hash before anybody sees it, and what it holds is data. A
+Reading one runs no code: a section is checked against its hash before it is used, and what it holds is data. A
 file that was cut off, changed or made by another program raises ``poptorch.Error``. Writing is atomic: a reader sees
-the whole file or none of it, whoever else writes the same name at the same time.
+the whole file or none of it, also when others write the same name at the same time.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class HostStage:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether it leaves something behind that the next micro-batch finds, or that somebody sees in order."""
+        """Whether the next micro-batch depends on what it leaves, or the user sees its effects in order."""
         return acts_in_order(self.program)
 
 

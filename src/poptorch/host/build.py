@@ -79,7 +79,7 @@ def divide(build: Build) -> str:
     device, plan = build.device, build.device.plan
     mode = device.recomputation
     if device.settings.recomputation is None and mode is Recomputation.PIPELINE and not plan.whole:
-        mode = Recomputation.CHEAP  # an IPU's habit costs a host more than it saves
+        mode = Recomputation.CHEAP  # what pays on an IPU costs a host more than it saves
     if not build.is_grouped:
         if mode is device.recomputation or not device.settings.training:
             build.program = device.program

@@ -80,7 +80,7 @@ def _untransposed(node: Any) -> tuple[fx.Node, bool]:
 
 
 def _with_factors(program: Program, products: Sequence[_Factors]) -> Program:
-    """The program with left factors in place of gradients and right factors behind all other outputs."""
+    """The program with left factors in place of gradients and right factors after all other outputs."""
     factored, copied = copy_of(program)
     outputs = factored.returned()
     for product in products:

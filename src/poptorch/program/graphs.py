@@ -53,7 +53,7 @@ def descendants(starts: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def has_side_effect(node: fx.Node) -> bool:
-    """Whether the node must stay although nobody uses its value. Random draws are pure: they are numbered."""
+    """Whether the node must stay although its value is not used. Random draws are pure: they are numbered."""
     if node.op in ("placeholder", "output"):
         return True
     return is_write(node) or node.is_impure(impure_random=False) or calls_host(node)
@@ -65,7 +65,7 @@ def acts_in_order(program: Program) -> bool:
 
 
 def remove_dead_code(program: Program) -> int:
-    """Drop what nobody needs; returns how many operations went."""
+    """Drop what is not needed; returns how many operations went."""
     before = len(program.graph.nodes)
     program.graph.eliminate_dead_code(has_side_effect)
     return before - len(program.graph.nodes)

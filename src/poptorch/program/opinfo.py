@@ -81,5 +81,5 @@ def set_info(node: fx.Node, info: OpInfo) -> None:
 
 
 def has_info(node: fx.Node) -> bool:
-    """Whether anybody annotated the node yet."""
+    """Whether the node is annotated yet."""
     return _KEY in node.meta

@@ -182,7 +182,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def _listing(program: Program) -> Iterator[str]:
-    """One line an operation: value, type, operation with operands, place, sweep, name with its scope, source."""
+    """One line an operation: value, type, operation with operands, place, pass, name with its scope, source."""
     kind = "training" if program.training else "inference"
     yield f"program ({kind}): {sum(1 for _ in program.operations())} operations"
     for node, port in program.placeholders():

@@ -189,7 +189,7 @@ class OrderedGradients:
     def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
         """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
 
-        Behind the last ones, when threads begin to run out of tasks, there may be work to do, which is returned in
+        After the last ones, when threads begin to run out of tasks, there may be work to do, which is returned in
         jobs for any number of them.
         """
         return self._stages[stage].add(micro * self._replicas + replica, gradients)
@@ -221,7 +221,7 @@ class _OrderedStage:
         with self._lock:
             self._early[position] = gradients
             if self._busy:
-                return ()  # whoever is adding will find it
+                return ()  # the thread that is adding will find it
             self._busy = True
         while True:
             with self._lock:
@@ -235,7 +235,7 @@ class _OrderedStage:
             # While there are tasks for all threads, products are multiplied soon, for the sake of memory.
             self._accumulator.add(ready, position % self._replicas, at_once=position < self._late)
             if self._next == self._count - 1:
-                # Whoever has nothing else to do can multiply these while the last micro-batch is still under way.
+                # Idle threads can multiply these while the last micro-batch is still under way.
                 self._accumulator.close(least=_LEAST_ALONE)
         if last:
             self._accumulator.close()

@@ -1,4 +1,4 @@
-"""The memory behind activations: kept by the process between calls, as a device keeps its own.
+"""The memory of activations: kept by the process between calls, as a device keeps its own.
 
 The C library gives the free end of its heap back to the system. A program that allocates the same activations in every
 call would then have the same pages cleared and mapped again each time, which costs up to a tenth of a training step.

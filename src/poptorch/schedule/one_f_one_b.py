@@ -11,7 +11,7 @@ from poptorch.schedule.job import Job, Kind, Tick
 def one_f_one_b(stages: int, micro: int, ipus: Sequence[int] | None = None) -> Iterator[Tick]:
     """Ticks of one accumulation round of ``micro`` micro-batches; the pipeline is empty before and after.
 
-    Each stage fills the pipeline behind it, then alternates forward and backward, then drains. Stage *s*
+    Each stage fills the pipeline after it, then alternates forward and backward, then drains. Stage *s*
     keeps at most ``stages - s`` micro-batches. ``stages=2, micro=3``::
 
         IPU0 | 0F 1F .  0B 2F 1B .  2B

@@ -12,7 +12,7 @@ from poptorch.schedule.phases import in_phases
 def parallel_phased(phases: int, micro: int, ipus: int = 2, *, training: bool = True) -> Iterator[Tick]:
     """Ticks of a model whose even phases run on the even IPUs and whose odd phases run on the odd ones.
 
-    Loads hide behind the computation of the other group. ``phases=4, micro=1, ipus=2``::
+    Loads run beside the computation of the other group. ``phases=4, micro=1, ipus=2``::
 
         IPU0 | 0L@0 0F@0 0L@2 0F@2 .    .    0B@2 0L@0 0B@0 0S@0
         IPU1 | 0L@1 .    0F@1 0L@3 0F@3 0B@3 0L@1 0B@1 0S@1 .

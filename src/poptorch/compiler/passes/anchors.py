@@ -22,7 +22,7 @@ UPDATED = "UpdatedVar___"
 
 
 def value_names(program: Program) -> dict[str, fx.Node]:
-    """Every name a user may anchor, and the value behind it."""
+    """Every name a user may anchor, and the value that it means."""
     names: dict[str, fx.Node] = {}
     for node, port in program.placeholders():
         if port.role is Role.INPUT:

@@ -1,6 +1,6 @@
 """Gradients of the parts of a value, put together instead of added up.
 
-Whoever takes a value apart by indices or slices gets its gradient as a sum: for each part as many zeros as the whole
+A value that is taken apart by indices or slices has a sum as its gradient: for each part as many zeros as the whole
 has elements, and the part's gradient among them. Parts that cover the whole without overlap are simply laid side by
 side. This is how ``torch.nn.MultiheadAttention`` gets its queries, keys and values from one product.
 """
@@ -47,7 +47,7 @@ _MAKERS = (aten.select_backward.default, aten.slice_backward.default)
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:
-    """The terms of a sum if all are of one kind and shape, in one place, and nobody else needs them; or nothing."""
+    """The terms of a sum if all are of one kind and shape, in one place, and needed nowhere else; or nothing."""
     if not _is_sum(node):
         return []
     terms: list[fx.Node] = []

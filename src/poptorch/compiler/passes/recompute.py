@@ -39,7 +39,7 @@ class Recomputation(enum.IntEnum):
     """Keep what crosses about √n borders of the forward pass."""
 
     NORMS = 2
-    """Compute normalisations, and the activation functions behind them, again."""
+    """Compute normalisations, and the activation functions that follow them, again."""
 
     PIPELINE = 3
     """Keep the inputs of each pipeline stage; the last stage needs no second forward pass."""
@@ -84,7 +84,7 @@ class _Copies:
         self.count = 0
 
     def provide(self, user: fx.Node) -> None:
-        """Compute again, before ``user``, whatever it needs of the forward pass and nobody kept."""
+        """Compute again, before ``user``, what it needs of the forward pass and was not kept."""
         slot = self._partition.slots[user]
         wanted = [o for o in user.all_input_nodes if self._is_recomputed(o, slot)]
         if not wanted:

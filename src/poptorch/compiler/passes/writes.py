@@ -34,7 +34,7 @@ def isolate_writes(program: Program, context: Context) -> str:
     """Where several slots use a value that is written, all of them use a copy that the first one makes.
 
     Without it, a slot would see what the same micro-batch, or the next one, already wrote. A model in one part writes
-    at its end, when nobody reads any more.
+    at its end, after all reads.
     """
     partition = context.divided
     if len(partition.parts) == 1:

@@ -1,4 +1,4 @@
-"""How single operations compute several micro-batches at once: rows behind rows, or sums over all rows."""
+"""How single operations compute several micro-batches at once: rows after rows, or sums over all rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _end_to_end(value: torch.Tensor) -> torch.Tensor:
 
 def _element_wise(call: Call) -> Any:
     """Broadcasting looks at the last dimensions, so one more in front changes nothing where all stacked values have it
-    at the same place, and nobody else has as many. Single numbers are left to ``vmap``: without a dimension they count
+    at the same place, and no other has as many. Single numbers are left to ``vmap``: without a dimension they count
     less in the choice of the result's type."""
     operands = [*call.operands, *call.keywords.values()]
     if not all(isinstance(o.value, (torch.Tensor, int, float, bool, str, type(None), torch.dtype)) for o in operands):

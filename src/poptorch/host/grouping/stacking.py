@@ -67,7 +67,7 @@ def stacked(program: Program, count: int) -> Program:
 class _Stacker(fx.Interpreter):
     """Runs a program on stacked inputs, under a tracer.
 
-    A value is *stacked*, with one micro-batch behind the other, or a *total*, their sum, or the same for all of them.
+    A value is *stacked*, with one micro-batch after the other, or a *total*, their sum, or the same for all of them.
     """
 
     def __init__(self, program: Program, count: int) -> None:

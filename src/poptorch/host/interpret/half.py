@@ -73,7 +73,7 @@ class HalfPlan:
         return spared
 
     def spares(self, node: fx.Node) -> bool:
-        """Whether nobody needs the node's float16 value: all users take a view of the float32 copy instead."""
+        """Whether the node's float16 value is not needed: all users take a view of the float32 copy instead."""
         return node in self._spared
 
     def operands(self, node: fx.Node) -> list[fx.Node]:

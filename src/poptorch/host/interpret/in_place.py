@@ -1,4 +1,4 @@
-"""Operations that may write their result over an operand which nobody reads any more.
+"""Operations that may write their result over an operand that is not read any more.
 
 A graph is functional: ``relu`` makes a second tensor although the first one dies there. Writing over it saves the
 memory, and the time of fetching fresh pages into the cache. Results are the same to the last bit.
@@ -95,7 +95,7 @@ class Reuse:
         return None
 
     def _may_write(self, node: fx.Node, operand: Any) -> bool:
-        """Whether this is the last use of the operand's memory, which is nobody else's and has room for the result."""
+        """Whether this is the last use of the operand's memory, which has one owner and room for the result."""
         if not isinstance(operand, fx.Node) or not _same_memory(operand.meta.get("val"), node.meta.get("val")):
             return False
         root = memory_root(operand)

@@ -134,7 +134,7 @@ def _node_lists(node: Any) -> list[list[fx.Node | None]]:
 
 
 class _StepBuilder:
-    """Copies the program and puts the parts of the update behind the operations that they wait for."""
+    """Copies the program and puts the parts of the update after the operations that they wait for."""
 
     def __init__(self, program: Program, update: fx.Graph, names: Sequence[str], owners: dict[fx.Node, int]) -> None:
         self._program = program
@@ -171,7 +171,7 @@ class _StepBuilder:
     def _buckets(
         self, at: dict[str, fx.Node], gradients: dict[str, fx.Node], least: int
     ) -> Iterator[tuple[fx.Node, list[int]]]:
-        """Which parameters are updated behind which operation: when nobody reads weight or gradient any more."""
+        """Which parameters are updated after which operation: the last one that reads weight or gradient."""
         nodes = list(self._program.graph.nodes)
         position = {node: i for i, node in enumerate(nodes)}
         last = dict(position)

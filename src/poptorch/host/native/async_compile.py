@@ -2,7 +2,7 @@
 
 Inductor starts a compiler for each kernel of a graph, as many at a time as there are cores, and then waits for all of
 them, with one core at most busy before the first and after the last. Here it goes on with the next graph instead, and
-whoever asked for all graphs waits once. What the compiler itself needs before its first kernel, the instruction set
+the caller waits once for all graphs. What the compiler itself needs before its first kernel, the instruction set
 that it can compile for and a precompiled header, is made while Python still takes the first graph apart.
 """
 
@@ -132,14 +132,14 @@ class _Readiness:
 
 @cache
 def prepare_compiler() -> _Readiness:
-    """Begin, if nobody has, to make ready what the C++ compiler needs; ``wait()`` for it before using it."""
+    """Begin, unless that is done, to make ready what the C++ compiler needs; ``wait()`` for it before using it."""
     return _Readiness()
 
 
 def _find_instruction_set() -> None:
     """Find out what the compiler can compile for, beginning with all that the processor has.
 
-    Inductor would also try everything less, for seconds each. But whoever can use AVX-512 with extensions can use it
+    Inductor would also try everything less, for seconds each. A processor that has AVX-512 with extensions can use it
     without them, and AVX2. A compiler that is older than the processor is left to Inductor.
     """
     from torch._inductor import config, cpu_vec_isa

@@ -125,7 +125,7 @@ def _seed(program: Program, graph_module: fx.GraphModule) -> Seed | None:
 
 
 def _fakes(program: Program) -> list[torch.Tensor]:
-    """The placeholders, and the random key behind them."""
+    """The placeholders, and the random key after them."""
     fakes = [torch.empty(port.shape, dtype=port.dtype) for port in program.ports]
     return [*fakes, fake_key(program)]
 
@@ -162,7 +162,7 @@ def _in_one_graph(
     function = replay(with_tokens(graph_module) if ordered else graph_module)
     graph_module = simplify(decompose(lambda *flat: tuple(map(contiguous, function(*flat))), fakes))
     kernel = compile_outlined(graph_module, fakes, target, owned=owned).run
-    return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is nobody's result
+    return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is no result
 
 
 # -- two graphs ------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def _with_update(
         kept = kept[:results]
         operands += weights
         operands += state
-        return (*kept, *kernel(operands))  # empties the list: nobody holds what the kernel is done with
+        return (*kept, *kernel(operands))  # empties the list: what the kernel is done with is freed
 
     return run
 

@@ -34,7 +34,7 @@ class Sweeps:
 
     num_results: int
     forward_inputs: list[int]
-    """Positions among the program's placeholders and the random key behind them."""
+    """Positions among the program's placeholders and the random key after them."""
 
     saved: list[int]
     """For each input of the backward graph, its position among the forward graph's outputs; -1: the seed."""
@@ -108,7 +108,7 @@ def split(program: Program, graph_module: fx.GraphModule, seed: Seed, fakes: Seq
     else:
         _compute_once(joint)
     forward, backward = cut(joint, [*fakes, seed_fake], num_fwd_outputs=results + len(writes))
-    # Operations that torch takes for random, such as attention, stay in the backward pass although nobody needs them.
+    # Operations that torch takes for random, such as attention, stay in the backward pass although they are not needed.
     backward.graph.eliminate_dead_code(has_side_effect)
     kept = _write_at_the_end(forward, writes, results)
     inputs = [_position(n) for n in forward.graph.find_nodes(op="placeholder")]

@@ -2,7 +2,7 @@
 
 Batch norms are folded into the layers before them, weights are packed in the layout of the library that multiplies
 them, and casts, transposes and sums of weights are done ahead of the calls. The results are kept with the weights
-(:class:`~poptorch.host.interpret.half.Weights`) until these change; the next call makes them anew.
+(:class:`~poptorch.runtime.values.weights.Weights`) until these change; the next call makes them anew.
 
 Memory: the weights themselves stay where they are, because they are what the host reads back. Beside them there is
 one packed copy of each weight of a linear layer or convolution, and whatever else was computed; nothing of what only
@@ -86,7 +86,7 @@ class _Code:
             state = {Role.PARAMETER: parameters, Role.BUFFER: buffers, Role.CONSTANT: constants}
             flat[:0] = [state[role][index] for role, index in self._written]
         outputs = self._kernel(flat)
-        return outputs[:-1] if self._ordered else outputs  # the last token is nobody's result
+        return outputs[:-1] if self._ordered else outputs  # the last token is no result
 
     def _prepare(self, parameters: Any, buffers: Any, constants: Any) -> list[torch.Tensor]:
         state = {Role.PARAMETER: parameters, Role.BUFFER: buffers, Role.CONSTANT: constants}

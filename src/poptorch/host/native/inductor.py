@@ -144,7 +144,7 @@ def replay(graph_module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def contiguous(value: Any) -> Any:
-    """A result of a graph in the layout that whoever takes it counts on."""
+    """A result of a graph in the layout that its reader counts on."""
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 

@@ -144,10 +144,10 @@ class _Call:
     inputs: list[int]
     outputs: list[int]
     last_uses: list[int]
-    """Inputs that nobody needs any more."""
+    """Inputs that are not needed any more."""
 
     unused: list[int]
-    """Outputs that nobody needs: another block's are."""
+    """Outputs that are not needed: another block's are."""
 
 
 class _Outline:

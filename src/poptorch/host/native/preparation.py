@@ -204,7 +204,7 @@ def _packs(node: fx.Node) -> bool:
 
 
 def _num_bytes(node: fx.Node) -> int:
-    """Memory behind a node's value; views take none of their own."""
+    """Memory of a node's value; views take none of their own."""
     value = node.meta["val"]
     tensors: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
     return sum(t.untyped_storage().nbytes() for t in tensors if isinstance(t, torch.Tensor))

@@ -105,7 +105,7 @@ def _sums_rows_of_an_operand(node: fx.Node) -> bool:
 
 
 def _looking_at(root: fx.Node) -> Iterator[fx.Node]:
-    """Whoever reads a value or a view of it."""
+    """All nodes that read a value or a view of it."""
     for user in root.users:
         yield user
         if memory_root(user) is not user:

@@ -217,7 +217,7 @@ def _open_and_lock(path: Path, fcntl: Any) -> Iterator[Any]:
     while True:
         with open(path, "a+", encoding="ascii") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever had it may have taken the file away: then others meet at a new one.
+            # The owner may have removed the file: then others use a new one.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 yield file
                 return

@@ -38,7 +38,7 @@ class Description:
     """A value as data."""
 
     objects: list[Any]
-    """Descriptions of everything that is referred to, before whoever refers to it."""
+    """Descriptions of everything that is referred to, before what refers to it."""
 
     root: Any
     blobs: dict[str, bytes]

@@ -137,7 +137,7 @@ class CodeStore:
 
 
 def _attempt(store: Store, action: Callable[[], None]) -> None:
-    """A full disk, or a directory that somebody took away, must not stop a program that is compiled."""
+    """A full disk, or a directory that was removed, must not stop a program that is compiled."""
     try:
         action()
     except OSError as error:
