@@ -19,7 +19,7 @@ from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.compiler.device_program import DeviceProgram, Interface
 from poptorch.compiler.memory import Category, map_memory
-from poptorch.compiler.observers import requested_dump, usual_observers
+from poptorch.compiler.observers import Dump, requested_dump, usual_observers
 from poptorch.compiler.passes.context import Context
 from poptorch.compiler.passes.stages import split
 from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, WHOLE_PASSES, Observer, lower
@@ -58,9 +58,14 @@ Progress = Callable[[str], None]
 
 
 def lower_for_device(
-    request: CompileRequest, progress: Progress = lambda stage: None, trace: Trace = NO_TRACE
+    request: CompileRequest,
+    progress: Progress = lambda stage: None,
+    trace: Trace = NO_TRACE,
+    dump: Dump | None = None,
 ) -> DeviceProgram:
     """Capture the model and lower it to what IPUs run; ``progress`` hears of each stage, ``trace`` of each pass.
+
+    ``dump`` takes the program after each pass; without one, ``POPTORCH_DUMP`` decides.
 
     Needs no device and no values: parameters and arguments may be on the meta device. A model whose Python asks for
     the value of a tensor is refused there.
@@ -82,7 +87,7 @@ def lower_for_device(
     program.numerics = settings.numerics
     _check_overlap(program, request.options)
     context = Context(settings.passes)
-    observers = usual_observers(progress, requested_dump(request.training), trace)
+    observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
     check_buffers(program, request.options, loop)
     division = division_of(settings, program, loop)

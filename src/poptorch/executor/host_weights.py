@@ -47,7 +47,7 @@ class Copier(Protocol):
         """Overwrite the host's parameters and buffers with the device's."""
 
 
-class DeviceMemory(Protocol):
+class WeightsOnDevice(Protocol):
     """The engine, as far as copies of weights are concerned."""
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -176,7 +176,7 @@ class HostWeights:
 
     # -- copies --------------------------------------------------------------------------------------------------
 
-    def upload(self, memory: DeviceMemory) -> None:
+    def upload(self, memory: WeightsOnDevice) -> None:
         """Overwrite the device's parameters and buffers; training that was not downloaded is lost."""
         if self._options.connection_type != ConnectionType.Never:
             backend.debug("Writing weights from host to IPU memory.")
@@ -191,7 +191,7 @@ class HostWeights:
                     tensors[name] = grouping.to_device(tensors[name])
                 memory.upload(tensors)
 
-    def upload_buffers(self, memory: DeviceMemory) -> None:
+    def upload_buffers(self, memory: WeightsOnDevice) -> None:
         """Refresh the buffers that the options declare updatable, and nothing else."""
         names = self._options._Popart.options.get("updatableNamedBuffers")
         if not names:
@@ -210,7 +210,7 @@ class HostWeights:
                     f"Buffer {name}, marked as updatable, does not exist: the model has {sorted(known)}"
                 )
 
-    def download(self, memory: DeviceMemory) -> None:
+    def download(self, memory: WeightsOnDevice) -> None:
         """Overwrite the host's parameters and buffers."""
         backend.debug("Writing weights from IPU to host.")
         # Set first: writing to the user's tensors looks at them.
@@ -241,7 +241,7 @@ class HostWeights:
         return True
 
     @contextlib.contextmanager
-    def with_values_of(self, memory: DeviceMemory, names: set[str]) -> Iterator[None]:
+    def with_values_of(self, memory: WeightsOnDevice, names: set[str]) -> Iterator[None]:
         """In here, the named tensors have the device's values."""
         newer = memory.download()
         tensors = {name: tensor for name, tensor in self.tensors().items() if name in names}
@@ -261,7 +261,7 @@ class HostWeights:
         with self.unwatched():
             return model.load_state_dict(state_dict, strict)
 
-    def lend_if_unused(self, memory: DeviceMemory) -> None:
+    def overlay_if_unused(self, memory: WeightsOnDevice) -> None:
         """To be called before a training call: after some calls without a look, the device uses the host's memory."""
         if self._newest is Newest.HOST or self._overlay is None or not self._overlay.called():
             return

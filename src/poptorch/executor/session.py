@@ -17,6 +17,7 @@ from poptorch._logging import backend, logger, set_repeat_limit
 from poptorch.capture.arguments import BoundCall, InputNormaliser
 from poptorch.capture.structure import unflatten
 from poptorch.compiler.lowering import STAGES, lower_for_device
+from poptorch.compiler.observers import requested_dump
 from poptorch.compiler.plan import Plan
 from poptorch.compiler.request import CompileRequest
 from poptorch.enums import ConnectionType
@@ -270,7 +271,7 @@ class Session:
         if after is not None:
             self._count_towards_native(after)
         if wrapped.link is not None:
-            wrapped.weights.lend_if_unused(self.engine)
+            wrapped.weights.overlay_if_unused(self.engine)
         results = self.engine.run(inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
@@ -395,11 +396,12 @@ def _compiled(
         normalise=wrapped.normalise,
         groups=wrapped.weights.groups,
     )
-    device = lower_for_device(request, progress.begin, trace)
+    dump = requested_dump(request.training)
+    device = lower_for_device(request, progress.begin, trace, dump)
     if options.connection_type == ConnectionType.Always:
         target.attach(device.ipus_per_replica)
     progress.begin("code")
-    executable = Executable(device, build_host(device))
+    executable = Executable(device, build_host(device, dump))
     backend.debug("Finished Poplar compilation")
     wrapped.weights.check_updatable_buffers()
     if stored is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
+from poptorch.compiler.observers import Dump
 from poptorch.compiler.passes.context import Context, PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.stages import Cut, split
@@ -32,6 +33,7 @@ class Build:
     program: Program
     """What the host computes: the device's program, the same before recomputation, or that of a group."""
 
+    dump: Dump | None = None
     native_after: int | None = None
     cut: Cut | None = None
     stages: tuple[HostStage, ...] = ()
@@ -86,7 +88,7 @@ def divide(build: Build) -> str:
             return "as on IPUs"
         build.program, _ = copy_of(device.undivided)
     context = Context(PassSettings(division=plan.ordering.division, recomputation=mode))
-    lower(build.program, context, HOST_PASSES)
+    lower(build.program, context, HOST_PASSES, [] if build.dump is None else [build.dump.of_host()])
     assert tuple(context.divided.parts) == plan.parts
     if not plan.whole:
         build.cut = split(build.program, context.divided, context.carried)
@@ -141,9 +143,12 @@ HOST_STEPS: tuple[Step, ...] = (
 )
 
 
-def build_host(device: DeviceProgram) -> HostCode:
-    """Interpreted code for a device program; ``native_after`` says when native code is to replace it."""
-    build = Build(device, device.undivided)
+def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
+    """Interpreted code for a device program; ``native_after`` says when native code is to replace it.
+
+    ``dump`` takes the host's own copy of the program after each pass, where it has one.
+    """
+    build = Build(device, device.undivided, dump)
     log = []
     for step in HOST_STEPS:
         log.append(f"{step.name}: {step.apply(build)}")

@@ -60,7 +60,7 @@ def isolate_writes(program: Program, context: Context) -> str:
             reader.replace_input_with(node, copy)
         if partition.slots[write] != first and port.role is not Role.INPUT:
             context.carried.append(Carried(port.name, first, partition.slots[write]))
-    return summary(copies, f"copied {copies} values that are written, {len(context.carried)} wait for a later piece")
+    return summary(copies, f"copied {copies} values that are written, {len(context.carried)} wait for a later stage")
 
 
 def _escapes(node: fx.Node, partition: Partition) -> bool:

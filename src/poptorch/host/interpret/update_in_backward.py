@@ -55,7 +55,7 @@ def join_update(
     owners = _owners(update, len(names))
     if owners is None:
         return None
-    return _StepBuilder(program, update, names, owners).weave(bucket_bytes)
+    return _StepBuilder(program, update, names, owners).build(bucket_bytes)
 
 
 # -- which parameter a value of the update belongs to ----------------------------------------------------------------
@@ -145,7 +145,7 @@ class _StepBuilder:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._parts: dict[fx.Node, list[int]] = {}
 
-    def weave(self, bucket_bytes: int) -> Step:
+    def build(self, bucket_bytes: int) -> Step:
         ports = [self._copy(node) for node, _ in self._program.placeholders()]
         operands = self._update.find_nodes(op="placeholder")
         state = [self._input(node, f"state_{i}") for i, node in enumerate(operands[2 * len(self._names) :])]
