@@ -11,7 +11,7 @@ from torch import nn
 
 import poptorch
 from poptorch.compiler import lowering, pipeline
-from poptorch.compiler.passes.context import Context, Settings
+from poptorch.compiler.passes.context import Context, PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.slots import Division
 from poptorch.compiler.passes.summary import UNCHANGED
@@ -76,7 +76,7 @@ def until(name: str) -> tuple[Pass, ...]:
 
 def apply(program: Program, name: str, **settings: Any) -> tuple[str, Context]:
     """Run the list up to a pass; what the pass says, and what is known then."""
-    context = Context(Settings(**settings))
+    context = Context(PassSettings(**settings))
     lower(program, context, until(name))
     before = str(program)
     lower(program, context, [named(name)])
@@ -275,7 +275,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def dividing(program: Program, **settings: Any) -> Context:
-    context = Context(Settings(**settings))
+    context = Context(PassSettings(**settings))
     lower(program, context, HOST_PASSES)
     return context
 
@@ -283,7 +283,7 @@ def dividing(program: Program, **settings: Any) -> Context:
 def test_assign_slots(monkeypatch) -> None:
     program = divided(monkeypatch)
     before = str(program)
-    context = Context(Settings(division=Division.STAGES))
+    context = Context(PassSettings(division=Division.STAGES))
     lower(program, context, [named("assign slots")])
     assert [p.ipu for p in context.divided.parts] == [0, 1]
     assert set(context.divided.slots) == set(program.operations())
@@ -305,7 +305,7 @@ def test_one_part_has_nothing_to_compute_again_for_a_pipeline(monkeypatch) -> No
     listings = set()
     for mode in (Recomputation.OFF, Recomputation.PIPELINE):
         program = captured(monkeypatch, forward, training=True)
-        lower(program, Context(Settings(division=Division.STAGES, recomputation=mode)))
+        lower(program, Context(PassSettings(division=Division.STAGES, recomputation=mode)))
         listings.add(str(program))
     assert len(listings) == 1
 
@@ -355,4 +355,4 @@ def test_observers_hear_of_every_pass_in_order(monkeypatch) -> None:
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().division = Division.PHASES  # type: ignore[misc]
+        PassSettings().division = Division.PHASES  # type: ignore[misc]

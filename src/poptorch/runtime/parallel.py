@@ -74,7 +74,7 @@ class ParallelRunner:
     def install(self, code: HostCode) -> None:
         """Run other code for the same stages."""
         self._stages = code.stages
-        for bound, stage in zip(self.bound, code.stages, strict=True):
+        for bound, stage in zip(self.bound, code.stages, strict=bool(self.bound)):  # none before weights are there
             bound.stage = stage
 
     def weights_changed(self) -> None:
