@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -90,7 +91,7 @@ def test_spans_have_a_length_and_an_order(model: type[nn.Module]) -> None:
     trace = traced(model(), calls=2)
     assert all(span.start <= span.end for span in trace.spans)
     updates = [span for span in trace.spans if span.kind is SpanKind.UPDATE]
-    assert all(a.end <= b.start for a, b in zip(updates, updates[1:], strict=False))
+    assert all(a.end <= b.start for a, b in itertools.pairwise(updates))
 
 
 def test_without_a_recorder_nothing_is_kept() -> None:
