@@ -66,15 +66,20 @@ class OptimizerLink:
         check_ranges(self.spec)
 
     def compiled(
-        self, spec: OptimizerSpec | None, program: Program, engine: Engine, names: dict[int, str], offline: bool
+        self, spec: OptimizerSpec | None, program: Program, engine: Engine | None, names: dict[int, str]
     ) -> None:
-        """Put fresh state on the device for the compiled part of the optimizer, ``None`` if nothing is trained."""
+        """Put fresh state on the device for the compiled part of the optimizer, ``None`` if nothing is trained.
+
+        Without an engine, as for offline targets, there is no state.
+        """
         self._engine = engine
         self._compiled = spec
         if self._compiled is None:
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
         self._names = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
+        if engine is None:
+            return
         with torch.no_grad():
             engine.optimizer_state = [
                 group.rule.init_state([engine.parameters()[n] for n in self._group_names(group)])
@@ -84,8 +89,7 @@ class OptimizerLink:
             dtype = loss_type(program)
             engine.scale.scaler = AutomaticLossScale(self._compiled.automatic_loss_scaling, dtype)
         self.send_hyper_parameters()
-        if not offline:
-            bridge.after_compile(self.optimizer)
+        bridge.after_compile(self.optimizer)
 
     def _group_names(self, group: Any) -> list[str]:
         return [self._names[p] for p in group.parameters]

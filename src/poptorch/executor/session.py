@@ -175,10 +175,11 @@ class Session:
             self._target.attach(self.executable.device.ipus_per_replica)
         # Stages and replicas bind the weights to their arguments, which have to stay where they are.
         wrapped.weights.open(overlay=self.program.training and self.executable.code.alone)
-        wrapped.weights.upload(engine)
+        offline = is_offline(wrapped.options)
+        if not offline:  # a program that never runs here needs no weights
+            wrapped.weights.upload(engine)
         if wrapped.link is not None:
-            names, offline = wrapped.weights.names(), is_offline(wrapped.options)
-            wrapped.link.compiled(self.optimizer, self.program, engine, names, offline)
+            wrapped.link.compiled(self.optimizer, self.program, None if offline else engine, wrapped.weights.names())
         self._load()
 
     def attach(self) -> None:

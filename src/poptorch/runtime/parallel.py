@@ -94,6 +94,8 @@ class ParallelRunner:
                 self._round(iteration, call, stamps, share)
         finally:
             self.gradients.reset()
+        if call.trace.active:
+            stamps.report(call.trace)
         return stamps
 
     def _round(self, iteration: int, call: Call, stamps: Stamps, share: CoreShare) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from poptorch.enums import OutputMode
+from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
 from poptorch.program.loop import Loop, MicroBatch
 from poptorch.runtime.counters import PerfCounters
 
@@ -71,6 +72,17 @@ class Stamps:
         counters.input_complete = [self._input_complete[m] for m in micro_batches if m in self._input_complete]
         counters.output = [self._output[m] for m in returned if m in self._output]
         counters.output_complete = [self._output_complete[m] for m in returned if m in self._output_complete]
+
+
+    def report(self, trace: Trace) -> None:
+        """Put a span for the inputs and one for the outputs of each micro-batch into a trace."""
+        for kind, begun, ended in (
+            (SpanKind.INPUT, self._input, self._input_complete),
+            (SpanKind.OUTPUT, self._output, self._output_complete),
+        ):
+            for micro_batch, start in begun.items():
+                micro, replica = self._loop.position(micro_batch), self._loop.global_replica(micro_batch.replica)
+                trace.add(TraceSpan(kind, start, ended[micro_batch], micro=micro, replica=replica))
 
 
 def _note_first(times: dict[MicroBatch, float], members: Sequence[MicroBatch]) -> None:
