@@ -39,6 +39,7 @@ from poptorch.compiler.update import build_update, is_divisible, needs_whole_ten
 from poptorch.errors import createPoptorchError
 from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
+from poptorch.optim.rules import CombinedSGD
 from poptorch.placement import announcing
 from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
@@ -87,7 +88,7 @@ def lower_for_device(request: CompileRequest, progress: Progress = lambda stage:
     before, plan = _divide(program, context, settings, division, observers)
     progress("update")
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
-    memory = map_memory(program, plan, settings.locations, loop.replicas, () if update is None else update.state)
+    memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
     if update is not None:
         update = _sharded(update, used, program, settings, loop, memory.is_sharded(Category.OPTIMIZER))
     return DeviceProgram(
@@ -241,7 +242,13 @@ def _update(
         logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
     rules = _by_rows(used, members, groups) if groups and needs_whole_tensors(used) else used
     update = build_update(rules, members, types, accumulators, program.numerics)
-    return dataclasses.replace(update, running_mean=_averages_as_it_goes(used)), used
+    combined = frozenset(
+        name
+        for group, group_names in zip(used.groups, members, strict=True)
+        for name in group_names
+        if isinstance(group.rule, CombinedSGD)
+    )
+    return dataclasses.replace(update, combined=combined, running_mean=_averages_as_it_goes(used)), used
 
 
 def _sharded(
