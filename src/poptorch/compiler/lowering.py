@@ -60,7 +60,8 @@ Progress = Callable[[str], None]
 def lower_for_device(request: CompileRequest, progress: Progress = lambda stage: None) -> DeviceProgram:
     """Capture the model and lower it to what IPUs run; ``progress`` hears of each stage.
 
-    Needs no device and no values: parameters and arguments may be on the meta device. A model whose Python asks for
+    Needs no device and no values: all tensors of the model and the arguments may be on the meta device. What depends
+    on such tensors alone is then computed on the device, not in advance. A model whose Python asks for
     the value of a tensor is refused there.
 
     >>> from poptorch import Options
@@ -69,7 +70,7 @@ def lower_for_device(request: CompileRequest, progress: Progress = lambda stage:
     >>> call = Signature(model.forward).bind((torch.empty(8, 4, device="meta"),), {})
     >>> print(lower_for_device(CompileRequest(model, call, Options(), training=False)).plan)
     sharded, 1 part
-    forward of part 0 (stage 0, phase 0, IPU 0): 3 operations, receives 0 values (0 bytes), sends 0
+    forward of part 0 (stage 0, phase 0, IPU 0): 2 operations, receives 0 values (0 bytes), sends 0
     """
     check_request(request)
     announce_partial_support(request.call)
