@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import image
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -84,8 +85,8 @@ def test_png_rows_are_where_their_labels_say():
     chart = gantt.Chart(
         "measured",
         (
-            gantt.Bar("IPU1", "0F", Kind.FORWARD, 0.0, 2.0, (1,)),
-            gantt.Bar("IPU0", "0B", Kind.BACKWARD, 2.0, 4.0, (0,)),
+            gantt.Bar("IPU1", "0F", gantt.Style.FORWARD, 0.0, 2.0, (1,)),
+            gantt.Bar("IPU0", "0B", gantt.Style.BACKWARD, 2.0, 4.0, (0,)),
         ),
         "ms",
     )
@@ -109,6 +110,14 @@ def test_short_jobs_show_their_letter():
         Span(Task(2, Job.parse("11F@0"), 0, 0, 0, 2), 0, 0.070, 0.072, 0.072),
     ]
     assert gantt.as_text([], spans).splitlines()[-1] == "IPU0 | F10B" + "-" * 66 + "F-"
+
+
+def test_short_jobs_that_are_both_passes_do_not_look_like_a_forward_pass():
+    spans = [
+        Span(Task(0, Job.parse("0F@0"), 0, 0, 0, 0, whole=True), 0, 0.0, 0.001, 0.001),
+        Span(Task(1, Job.parse("1F@0"), 0, 0, 0, 1, whole=True), 0, 0.001, 0.072, 0.072),
+    ]
+    assert gantt.as_text([], spans).splitlines()[-1] == "IPU0 | *1FB" + "-" * 68
 
 
 def test_png_without_matplotlib_says_what_to_install(pipelined, tmp_path, monkeypatch):
@@ -143,6 +152,27 @@ def test_a_model_in_one_part_is_measured_too(replicas):
     text = train(Perceptron, None, make_options(accumulation=2, replicas=replicas))[2].drawSchedule()
     assert text.startswith("ideal, 0 % idle\nIPU0 | 0F 0B 1F 1B\nmeasured, ")
     assert text.count("IPU0 of replica" if replicas > 1 else "\nIPU0 |") == 2
+
+
+def test_replicas_of_a_model_in_one_part_show_both_passes():
+    model = train(Perceptron, None, make_options(accumulation=2, replicas=2))[2]
+    ideal, measured, *_ = model.drawSchedule().partition("measured")
+    assert ideal == "ideal, 0 % idle\nIPU0 | 0F 0B 1F 1B\n"
+    assert measured
+    chart = gantt.measured_chart(model._session.engine.schedule()[1])
+    assert {bar.label for bar in chart.bars} <= {"0FB", "1FB", "0-1FB"}
+    assert chart.rows[0] == "IPU0 of replica 0"
+    assert [style.title for style in chart.styles] == ["forward and backward"]
+    assert "forward and backward" in gantt.as_svg([chart])
+
+
+def test_inference_in_one_part_is_a_forward_pass():
+    options = poptorch.Options().deviceIterations(2).replicationFactor(2)
+    model = poptorch.inferenceModel(Perceptron(), options)
+    model(torch.ones(8, 8))
+    assert model.drawSchedule().startswith("ideal, 0 % idle\nIPU0 | 0F 1F\n")
+    chart = gantt.measured_chart(model._session.engine.schedule()[1])
+    assert [style.title for style in chart.styles] == ["forward"]
 
 
 def test_before_compilation():

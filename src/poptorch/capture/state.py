@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from poptorch.errors import createPoptorchError
+from poptorch.program.program import has_values
 
 
 class StateKind(enum.Enum):
@@ -62,11 +62,6 @@ def collect_state(model: nn.Module) -> list[StateEntry]:
     return list(entries.values())
 
 
-def has_values(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements exist: not on the meta device, and not in a fake tensor."""
-    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
-
-
 def check_not_empty(entries: list[StateEntry]) -> None:
     """Refuse parameters and buffers without elements, as the device cannot hold them."""
     for entry in entries:
@@ -98,10 +93,38 @@ def replaced(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Iterat
         raise problem
 
 
+_TABLES = ("_parameters", "_buffers", "_modules", "_flat_weights")
+"""Attributes of modules with what belongs to the state; the last one mirrors the first."""
+
+
+def plain_without_values(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The tensors without values in plain attributes, with the full names of the attributes."""
+    return [
+        (f"{prefix}.{attribute}" if prefix else attribute, leaf)
+        for prefix, module in model.named_modules()
+        for attribute, value in _plain_attributes(module)
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, torch.Tensor) and not has_values(leaf)
+    ]
+
+
+def _plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """The attributes, outside the model's state, that may hold tensors."""
+    kinds = (torch.Tensor, list, tuple, dict)
+    return [(k, v) for k, v in module.__dict__.items() if isinstance(v, kinds) and k not in _TABLES]
+
+
 @contextmanager
-def plain_attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Tensors that ``forward`` stores in plain attributes are stand-ins: afterwards the attributes are as before."""
+def plain_attributes_kept(model: nn.Module, stand_ins: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Tensors that ``forward`` stores in plain attributes are stand-ins: afterwards the attributes are as before.
+
+    ``stand_ins`` are for the tensors without values that are there already, by ``id``.
+    """
     before = [(module, dict(module.__dict__)) for module in model.modules()]
+    for module, _ in before if stand_ins else ():
+        for attribute, value in _plain_attributes(module):
+            if any(id(leaf) in stand_ins for leaf in pytree.tree_leaves(value)):
+                module.__dict__[attribute] = pytree.tree_map(lambda leaf: stand_ins.get(id(leaf), leaf), value)
     try:
         yield
     finally:

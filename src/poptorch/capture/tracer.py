@@ -36,8 +36,8 @@ from poptorch.capture.state import (
     StateEntry,
     StateKind,
     collect_state,
-    has_values,
     plain_attributes_kept,
+    plain_without_values,
     replaced,
     stand_ins_for,
 )
@@ -45,6 +45,7 @@ from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import HINTS
 from poptorch.ops.third_party import ThirdPartyOps
+from poptorch.program.program import has_values
 
 
 @dataclass
@@ -112,6 +113,7 @@ def _check_values_exist(request: Request, why: DataDependentOutputException) -> 
     tensors = {entry.name: entry.tensor for entry in collect_state(request.model)}
     tensors |= {spec.path: tensor for spec, tensor in zip(request.layout.specs, request.inputs, strict=True)}
     missing = [name for name, tensor in tensors.items() if not has_values(tensor)]
+    missing += [name for name, _ in plain_without_values(request.model)]
     if missing:
         where = location_of(why, request.options._source_location_excludes)
         line = "" if where is None else f", at {where}"
@@ -161,6 +163,7 @@ class _Attempt:
         self._context = context
         self._fake_mode = fake_mode
         self._grad = grad
+        self._plain: dict[int, torch.Tensor] = {}
         self._structure: Structure | None = None
         self._num_results = 0
         self._gradients: list[int] = []
@@ -176,6 +179,7 @@ class _Attempt:
         for index, entry in enumerate(self._state):
             if is_float_statistic(entry, request.options):
                 state[index] = self._stand_in(entry.tensor.detach().float())
+        self._plain = {id(t): self._stand_in(t) for _, t in plain_without_values(request.model)}
         inputs = [self._input_stand_in(t) for t in request.inputs]
         scale = [self._stand_in(torch.ones(()))] if request.loss_scaled else []
         with ExitStack() as stack:
@@ -234,7 +238,8 @@ class _Attempt:
             for mode in (ambient.capturing(context), recorder, *seen_calls):
                 stack.enter_context(mode)
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
-            with replaced(self._state, state), plain_attributes_kept(request.model), module_types(rules):
+            kept = plain_attributes_kept(request.model, self._plain)
+            with replaced(self._state, state), kept, module_types(rules):
                 with _module_scopes(request), cumulative_norms(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)

@@ -39,6 +39,7 @@ from poptorch.compiler.update import build_update, is_divisible, needs_whole_ten
 from poptorch.errors import createPoptorchError
 from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
+from poptorch.optim.rules import CombinedSGD
 from poptorch.placement import announcing
 from poptorch.profiling.trace import NO_TRACE, Trace
 from poptorch.program.graphs import copy_of
@@ -67,7 +68,8 @@ def lower_for_device(
 
     ``dump`` takes the program after each pass; without one, ``POPTORCH_DUMP`` decides.
 
-    Needs no device and no values: parameters and arguments may be on the meta device. A model whose Python asks for
+    Needs no device and no values: all tensors of the model and the arguments may be on the meta device. What depends
+    on such tensors alone is then computed on the device, not in advance. A model whose Python asks for
     the value of a tensor is refused there.
 
     >>> from poptorch import Options
@@ -76,7 +78,7 @@ def lower_for_device(
     >>> call = Signature(model.forward).bind((torch.empty(8, 4, device="meta"),), {})
     >>> print(lower_for_device(CompileRequest(model, call, Options(), training=False)).plan)
     sharded, 1 part
-    forward of part 0 (stage 0, phase 0, IPU 0): 3 operations, receives 0 values (0 bytes), sends 0
+    forward of part 0 (stage 0, phase 0, IPU 0): 2 operations, receives 0 values (0 bytes), sends 0
     """
     check_request(request)
     announce_partial_support(request.call)
@@ -95,7 +97,7 @@ def lower_for_device(
     before, plan = _divide(program, context, settings, division, observers)
     progress("update")
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
-    memory = map_memory(program, plan, settings.locations, loop.replicas, () if update is None else update.state)
+    memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
     if update is not None:
         update = _sharded(update, used, program, settings, loop, memory.is_sharded(Category.OPTIMIZER))
     return DeviceProgram(
@@ -249,7 +251,13 @@ def _update(
         logger.debug("No gradient for %s: they are not updated", ", ".join(missing))
     rules = _by_rows(used, members, groups) if groups and needs_whole_tensors(used) else used
     update = build_update(rules, members, types, accumulators, program.numerics)
-    return dataclasses.replace(update, running_mean=_averages_as_it_goes(used)), used
+    combined = frozenset(
+        name
+        for group, group_names in zip(used.groups, members, strict=True)
+        for name in group_names
+        if isinstance(group.rule, CombinedSGD)
+    )
+    return dataclasses.replace(update, combined=combined, running_mean=_averages_as_it_goes(used)), used
 
 
 def _sharded(

@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from poptorch.compiler.plan import Plan
-from poptorch.program.program import Program, Role
-from poptorch.program.update import StateTensor
+from poptorch.enums import OverlapMode
+from poptorch.program.loop import Loop
+from poptorch.program.outputs import OutputKind
+from poptorch.program.program import Port, Program, Role, type_text, value_of
+from poptorch.program.replica_groups import ReplicaGrouping
+from poptorch.program.update import UpdateProgram
 
 
 class Category(enum.Enum):
-    """The four kinds of tensors with a location of their own; the value is the option's name."""
+    """What a tensor is for."""
 
-    ACTIVATION = "location_activation"
-    WEIGHT = "location_weight"
-    OPTIMIZER = "location_optimizer"
-    ACCUMULATOR = "location_accumulator"
+    WEIGHT = "weight"
+    ACCUMULATOR = "accumulator"
+    OPTIMIZER = "optimizer"
+    ACTIVATION = "activation"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+LOCATION_OPTIONS: Mapping[Category, str] = {
+    Category.ACTIVATION: "location_activation",
+    Category.WEIGHT: "location_weight",
+    Category.OPTIMIZER: "location_optimizer",
+    Category.ACCUMULATOR: "location_accumulator",
+}
+"""The option that says where the tensors of a category live. All others are on chip, whole on every replica."""
 
 
 @dataclass(frozen=True)
@@ -52,31 +71,72 @@ class Location:
 
 @dataclass(frozen=True)
 class Home:
-    """One tensor and where it lives."""
+    """One tensor and where it lives.
+
+    >>> home = Home("fc.weight", Category.WEIGHT, (3, 5), torch.float16, shards=2)
+    >>> home.elements, home.bytes, home.bytes_per_replica
+    (15, 30, 16)
+    """
 
     name: str
     category: Category
-    elements: int
-    element_size: int
-    on_chip: bool
-    shards: int
+    shape: tuple[int, ...]
+    """What one replica uses, however many hold a shard of it."""
+
+    dtype: torch.dtype
+    on_chip: bool = True
+    shards: int = 1
     """Over how many replicas it is split; one: every replica has all of it."""
 
-    parts: tuple[int, ...]
+    parts: tuple[int, ...] = (0,)
     """The parts of the model that use it."""
+
+    overlap: OverlapMode | None = None
+    """Of inputs and outputs: when the copy from or to the host may happen, if the user said so."""
+
+    @property
+    def elements(self) -> int:
+        """How many elements the whole tensor has."""
+        return math.prod(self.shape)
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """The size of the whole tensor."""
+        return self.elements * self.element_size
 
     @property
     def bytes_per_replica(self) -> int:
         """What one replica holds, padding included."""
         return math.ceil(self.elements / self.shards) * self.element_size
 
+    @property
+    def where(self) -> str:
+        """For people: its place, its split, and what the user said about its copy."""
+        place = "on chip" if self.on_chip else "streaming memory"
+        split = f", 1/{self.shards} per replica" if self.shards > 1 else ""
+        return place + split + ("" if self.overlap is None else f", overlap: {self.overlap.name}")
 
-@dataclass
+
+@dataclass(frozen=True)
 class MemoryMap:
-    """All tensors of a program that outlive a single operation."""
+    """The tensors of a micro-batch's program that outlive a single operation.
 
-    homes: list[Home] = field(default_factory=list)
+    These are weights, gradient accumulators, optimizer state, activations that wait for a backward pass in another
+    stage, buffers, constants, inputs and outputs.
+    """
+
+    homes: tuple[Home, ...] = ()
     parts: int = 1
+    """Of the model."""
+
+    def of(self, category: Category) -> list[Home]:
+        """The tensors of one category."""
+        return [h for h in self.homes if h.category is category]
 
     def bytes_per_replica(self, category: Category | None = None) -> int:
         """What one replica holds, on chip and in streaming memory together."""
@@ -84,7 +144,7 @@ class MemoryMap:
 
     def is_sharded(self, category: Category) -> bool:
         """Whether some tensor of a category is split over the replicas."""
-        return any(h.shards > 1 for h in self.homes if h.category is category)
+        return any(h.shards > 1 for h in self.of(category))
 
     def streaming(self) -> list[Home]:
         """The tensors whose place between uses is streaming memory."""
@@ -105,52 +165,125 @@ class MemoryMap:
         )
 
     def __str__(self) -> str:
-        lines = [f"{'tensor':<40} {'kind':<12} {'bytes/replica':>14}  where"]
+        lines = [f"{'tensor':<40} {'kind':<12} {'type':<22} {'bytes/replica':>14}  where"]
         for home in self.homes:
-            where = "on chip" if home.on_chip else "streaming memory"
-            split = f", 1/{home.shards} per replica" if home.shards > 1 else ""
-            kind = home.category.name.lower()
-            lines.append(f"{home.name:<40} {kind:<12} {home.bytes_per_replica:>14}  {where}{split}")
+            kind, type_ = home.category.value, type_text(home.dtype, home.shape)
+            lines.append(f"{home.name:<40} {kind:<12} {type_:<22} {home.bytes_per_replica:>14}  {home.where}")
         return "\n".join(lines)
 
 
 def map_memory(
     program: Program,
     plan: Plan,
+    loop: Loop,
     locations: Mapping[Category, Location],
-    replicas: int,
-    state: Iterable[StateTensor],
+    update: UpdateProgram | None,
+    groups: Mapping[str, ReplicaGrouping],
 ) -> MemoryMap:
-    """Give every weight, accumulator, tensor of optimizer state and stashed activation its home."""
-    users = _users(plan)
-    result = MemoryMap(parts=len(plan.parts))
-
-    def add(name: str, category: Category, elements: int, size: int, parts: tuple[int, ...]) -> None:
-        location = locations[category]
-        shards = replicas if location.is_sharded(elements, replicas) else 1
-        on_chip = location.stays_on_chip(elements)
-        result.homes.append(Home(name, category, elements, size, on_chip, shards, parts))
-
-    sizes = {}
-    for port in program.ports_of(Role.PARAMETER):
-        sizes[port.name] = math.prod(port.shape), port.dtype.itemsize
-        add(port.name, Category.WEIGHT, *sizes[port.name], users.get(port.name, (0,)))
-    for name in program.gradients:
-        add(f"Accum___{name}", Category.ACCUMULATOR, *sizes[name], users.get(name, (0,)))
-    for kept in state:
-        elements = math.prod(kept.shape)
-        add(kept.name, Category.OPTIMIZER, elements, kept.dtype.itemsize, users.get(kept.parameter, (0,)))
-    for edge in plan.kept:
-        last = 2 * result.parts - 1
-        parts = tuple(sorted({last - c if c >= result.parts else c for c in (edge.producer, *edge.consumers)}))
-        add(edge.name, Category.ACTIVATION, edge.num_bytes, 1, parts)
-    return result
+    """Give every tensor that outlives a single operation its home."""
+    mapper = _Mapper(program, plan, loop, locations, update, groups)
+    return MemoryMap(tuple(mapper.homes()), len(plan.parts))
 
 
-def _users(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The parts that use each parameter."""
-    found: dict[str, set[int]] = {}
+_STATE = {Role.BUFFER: Category.BUFFER, Role.CONSTANT: Category.CONSTANT}
+_STREAMS = {Role.INPUT: Category.INPUT, Role.LOSS_SCALE: Category.INPUT}
+
+
+class _Mapper:
+    """Finds the tensors of a program, kind by kind."""
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        loop: Loop,
+        locations: Mapping[Category, Location],
+        update: UpdateProgram | None,
+        groups: Mapping[str, ReplicaGrouping],
+    ) -> None:
+        self._program = program
+        self._plan = plan
+        self._loop = loop
+        self._locations = locations
+        self._update = update
+        self._groups = groups
+        self._users = _users(plan)
+        self._weights = {port.name: port for port in program.ports_of(Role.PARAMETER)}
+
+    def homes(self) -> Iterator[Home]:
+        """All of them."""
+        for port in self._weights.values():
+            yield self._of_weight(port.name, port, Category.WEIGHT, port.shape, port.dtype)
+        if self._update is not None:
+            yield from self._accumulators(self._update)
+            yield from self._optimizer_state(self._update)
+        yield from self._activations()
+        for roles in (_STATE, _STREAMS):
+            yield from (self._of_port(port, roles[port.role]) for port in self._program.ports if port.role in roles)
+        yield from self._outputs(OutputKind.RESULT, [stage.results for stage in self._plan.stages])
+        yield from self._outputs(OutputKind.ANCHOR, [stage.anchors for stage in self._plan.stages])
+
+    def _accumulators(self, update: UpdateProgram) -> Iterator[Home]:
+        """Without accumulation, the update takes the gradients as they are, be it from several replicas."""
+        if self._loop.gradient_accumulation == 1:
+            return
+        program = self._program
+        for name, gradient in zip(program.gradients, program.values_of(OutputKind.GRADIENT), strict=True):
+            if name in update.combined:
+                continue
+            weight, dtype = self._weights[name], update.accumulators.get(name, value_of(gradient).dtype)
+            yield self._of_weight(f"Accum___{name}", weight, Category.ACCUMULATOR, weight.shape, dtype)
+
+    def _optimizer_state(self, update: UpdateProgram) -> Iterator[Home]:
+        for kept in update.state:
+            weight, shape = self._weights[kept.parameter], kept.shape
+            if weight.name in self._groups and len(shape) > len(weight.shape):
+                shape = shape[1:]  # a replica holds the row of its group
+            yield self._of_weight(kept.name, weight, Category.OPTIMIZER, shape, kept.dtype)
+
+    def _activations(self) -> Iterator[Home]:
+        parts = len(self._plan.parts)
+        for edge in self._plan.kept:
+            slots = (edge.producer, *edge.consumers)
+            used = tuple(sorted({2 * parts - 1 - slot if slot >= parts else slot for slot in slots}))
+            home = Home(edge.name, Category.ACTIVATION, edge.shape, edge.dtype, parts=used)
+            yield self._placed(home, self._loop.replicas)
+
+    def _outputs(self, kind: OutputKind, by_stage: list[list[int]]) -> Iterator[Home]:
+        parts = {i: stage.part for stage, found in zip(self._plan.stages, by_stage, strict=True) for i in found}
+        pairs = zip(self._program.outputs_of(kind), self._program.values_of(kind), strict=True)
+        for index, (output, node) in enumerate(pairs):
+            value, part = value_of(node), parts.get(index, 0)
+            shape = tuple(value.shape)
+            yield Home(output.name, Category.OUTPUT, shape, value.dtype, parts=(part,), overlap=output.overlap)
+
+    def _of_port(self, port: Port, category: Category) -> Home:
+        parts = self._users.get((port.role, port.name), (0,))
+        return Home(port.name, category, port.shape, port.dtype, parts=parts, overlap=port.overlap)
+
+    def _of_weight(
+        self, name: str, weight: Port, category: Category, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Home:
+        """The home of a weight, or of what belongs to it."""
+        parts = self._users.get((Role.PARAMETER, weight.name), (0,))
+        # A weight that differs between groups of replicas is whole on each of them.
+        replicas = 1 if weight.name in self._groups else self._loop.replicas
+        return self._placed(Home(name, category, shape, dtype, parts=parts), replicas)
+
+    def _placed(self, home: Home, replicas: int) -> Home:
+        """The same tensor where the options say."""
+        location = self._locations[home.category]
+        return replace(
+            home,
+            on_chip=location.stays_on_chip(home.elements),
+            shards=replicas if location.is_sharded(home.elements, replicas) else 1,
+        )
+
+
+def _users(plan: Plan) -> dict[tuple[Role, str], tuple[int, ...]]:
+    """The parts that use each port."""
+    found: dict[tuple[Role, str], set[int]] = {}
     for stage in plan.stages:
-        for port in stage.program.ports_of(Role.PARAMETER):
-            found.setdefault(port.name, set()).add(stage.part)
-    return {name: tuple(sorted(parts)) for name, parts in found.items()}
+        for port in stage.program.ports:
+            found.setdefault((port.role, port.name), set()).add(stage.part)
+    return {key: tuple(sorted(parts)) for key, parts in found.items()}

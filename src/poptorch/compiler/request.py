@@ -15,7 +15,7 @@ from torch import nn
 
 from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
-from poptorch.compiler.memory import Category, Location
+from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
 from poptorch.compiler.passes.anchors import updated_parameter
 from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
@@ -151,10 +151,10 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         recomputation=None if chosen is None else Recomputation(int(chosen)),
         overlap_loads=getattr(strategy, "_tensors_liveness", None) not in _STORES_FIRST,
         locations={
-            c: Location.of(getattr(locations, c.value) if locations.exists(c.value) else {}, phased=phased)
-            for c in Category
+            category: Location.of(getattr(locations, name) if locations.exists(name) else {}, phased=phased)
+            for category, name in LOCATION_OPTIONS.items()
         },
-        given_locations=tuple(c.value for c in Category if locations.exists(c.value)),
+        given_locations=tuple(name for name in LOCATION_OPTIONS.values() if locations.exists(name)),
         private_buffers=not options.broadcast_buffers and loop.replicas > 1,
         synthetic_data=int(backend_options.get("syntheticDataMode", 0)),
         anchors=anchors,

@@ -14,6 +14,7 @@ from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.stages import Cut, split
 from poptorch.compiler.pipeline import HOST_PASSES, lower
 from poptorch.compiler.plan import whole_stage
+from poptorch.errors import createPoptorchError
 from poptorch.executable.host_code import Code, HostCode, HostStage
 from poptorch.host.factoring import generate_factored
 from poptorch.host.grouping.choice import group
@@ -21,7 +22,8 @@ from poptorch.host.interpret.code import generate, generate_flat, generate_step
 from poptorch.host.levels import calls_at_first_level, level_for
 from poptorch.host.width import width
 from poptorch.program.graphs import copy_of
-from poptorch.program.program import Program
+from poptorch.program.opinfo import info_of
+from poptorch.program.program import Program, Role, has_values, type_text
 from poptorch.program.tracing import tracing
 
 
@@ -148,6 +150,7 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
 
     ``dump`` takes the host's own copy of the program after each pass, where it has one.
     """
+    _check_values_exist(device.undivided)
     build = Build(device, device.undivided, dump)
     log = []
     for step in HOST_STEPS:
@@ -168,6 +171,18 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
         native_after=build.native_after,
         log=tuple(log),
     )
+
+
+def _check_values_exist(program: Program) -> None:
+    """Refuse to run what was compiled for its shapes only."""
+    for node, port in program.placeholders():
+        if port.role is Role.CONSTANT and not has_values(program.constants[port.name]):
+            source = next((info_of(user).source for user in node.users), None)
+            raise createPoptorchError(
+                f"The model uses a tensor of type {type_text(port.dtype, port.shape)} that has no values, because it "
+                "is on the meta device or a fake tensor, and is neither a parameter nor a buffer"
+                f"{'' if source is None else f', at {source}'}. Give it values before the model is compiled."
+            )
 
 
 def updates_every_time(device: DeviceProgram, alone: bool) -> bool:

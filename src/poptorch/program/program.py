@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from poptorch.ambient import Placement
 from poptorch.enums import OverlapMode
@@ -181,13 +182,18 @@ def value_of(node: fx.Node) -> torch.Tensor:
     return value
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements exist: not on the meta device, and not in a fake tensor."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+
+
 def _listing(program: Program) -> Iterator[str]:
     """One line an operation: value, type, operation with operands, place, pass, name with its scope, source."""
     kind = "training" if program.training else "inference"
     yield f"program ({kind}): {sum(1 for _ in program.operations())} operations"
     for node, port in program.placeholders():
         name = f"{port.role.value} {port.name!r}{_overlap(port)}"
-        yield f"  %{node.name:<24} {_type(port.dtype, port.shape):<22} = {name}"
+        yield f"  %{node.name:<24} {type_text(port.dtype, port.shape):<22} = {name}"
     for node, label in value_labels(program.operations()).items():
         if node.target is not operator.getitem:
             yield _operation_line(node, label)
@@ -207,7 +213,7 @@ def describe(node: fx.Node) -> str:
         return f"return {_operand(node.args[0])}"
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        kind = _type(value.dtype, tuple(value.shape))
+        kind = type_text(value.dtype, tuple(value.shape))
     else:
         kind = "(several)" if "val" in node.meta else "(unknown)"
     return f"%{node.name:<24} {kind:<22} = {_call(node) if node.op == 'call_function' else node.op}"
@@ -252,8 +258,24 @@ def _operand(value: object) -> str:
     return repr(value)
 
 
-def _type(dtype: torch.dtype, shape: Iterable[int]) -> str:
+def type_text(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    """Element type and shape for people.
+
+    >>> type_text(torch.float16, (2, 3))
+    'float16[2,3]'
+    """
     return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
 
 
-__all__ = ["PORT_ORDER", "Port", "Program", "Role", "Sweep", "describe", "is_write", "value_of"]
+__all__ = [
+    "PORT_ORDER",
+    "Port",
+    "Program",
+    "Role",
+    "Sweep",
+    "describe",
+    "has_values",
+    "is_write",
+    "type_text",
+    "value_of",
+]

@@ -51,6 +51,9 @@ class UpdateProgram:
     accumulators: Mapping[str, torch.dtype] = field(default_factory=dict)
     """Element type of each parameter's gradient accumulator, where it differs from the gradient's."""
 
+    combined: frozenset[str] = frozenset()
+    """The parameters whose velocity is their accumulator as well: on an IPU they have no other one."""
+
     running_mean: bool = False
     """Whether gradients are averaged as they come, instead of summed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,38 @@ from poptorch.schedule import Job, Kind, Tick, draw
 FORMATS = (".svg", ".png", ".txt")
 
 
+class Style(enum.Enum):
+    """How jobs of a kind look."""
+
+    FORWARD = "F", "forward", "#4c8dd6"
+    BACKWARD = "B", "backward", "#e3913d"
+    BOTH = "FB", "forward and backward", "#3d9e8f"
+    LOAD = "L", "load", "#8fb996"
+    STORE = "S", "store", "#b7a1c4"
+
+    def __init__(self, letters: str, title: str, colour: str) -> None:
+        self.letters = letters
+        self.title = title
+        self.colour = colour
+
+    @property
+    def mark(self) -> str:
+        """One character, for a bar that is too short for its label."""
+        return "*" if self is Style.BOTH else self.letters
+
+    @classmethod
+    def of(cls, kind: Kind, *, whole: bool = False) -> Style:
+        """The look of one kind of job; ``whole``: of a forward job that is both passes."""
+        return cls.BOTH if whole else cls[kind.name]
+
+
 @dataclass(frozen=True)
 class Bar:
     """One job in a chart."""
 
     row: str
     label: str
-    kind: Kind
+    style: Style
     start: float
     end: float
     place: tuple[int, ...]
@@ -54,9 +80,9 @@ class Chart:
         return f"{self.title}: {self.duration:{digits}} {self.unit}, {self.idle:.0%} idle"
 
     @property
-    def kinds(self) -> list[Kind]:
-        """The kinds of jobs that occur."""
-        return [kind for kind in Kind if any(bar.kind is kind for bar in self.bars)]
+    def styles(self) -> list[Style]:
+        """The styles of the jobs that occur."""
+        return [style for style in Style if any(bar.style is style for bar in self.bars)]
 
     @property
     def idle(self) -> float:
@@ -72,7 +98,10 @@ def ideal_chart(ticks: Sequence[Tick]) -> Chart:
     """The schedule of the strategy; every job takes one tick."""
     jobs = [(now, ipu, job) for now, tick in enumerate(ticks) for ipu, job in enumerate(tick.jobs) if job is not None]
     short = all(job.part == ipu for _, ipu, job in jobs)
-    bars = [Bar(f"IPU{ipu}", _label(job, short), job.kind, now, now + 1, (ipu,)) for now, ipu, job in jobs]
+    bars = []
+    for now, ipu, job in jobs:
+        style = Style.of(job.kind)
+        bars.append(Bar(f"IPU{ipu}", _label(job, style, short), style, now, now + 1, (ipu,)))
     return Chart("ideal", tuple(bars), "ticks")
 
 
@@ -93,8 +122,9 @@ def measured_chart(spans: Sequence[Span]) -> Chart:
         rows[free : free + 1] = [span.end]
         name = f"IPU{task.ipu}" + f" of replica {task.replica}" * replicated + f" ({free + 1})" * bool(free)
         start, end = (span.start - origin) * 1e3, (span.end - origin) * 1e3
-        label = _label(task.job, short, task.members)
-        bars.append(Bar(name, label, task.job.kind, start, end, (task.replica, task.ipu, free)))
+        style = Style.of(task.job.kind, whole=task.whole)
+        label = _label(task.job, style, short, task.members)
+        bars.append(Bar(name, label, style, start, end, (task.replica, task.ipu, free)))
     workers = len({span.worker for span in spans})
     return Chart(f"measured, {workers} worker{'s' * (workers != 1)}", tuple(bars), "ms")
 
@@ -102,7 +132,7 @@ def measured_chart(spans: Sequence[Span]) -> Chart:
 def as_text(ticks: Sequence[Tick], spans: Sequence[Span], columns: int = 72) -> str:
     """Both charts as text: one character of the measured one stands for an equal share of the time.
 
-    A job that is too short there for its label shows its letter only.
+    A job that is too short there for its label shows its letter only, or ``*`` for both passes in one.
 
     >>> print(as_text([Tick.parse("0F ."), Tick.parse("1F 0F"), Tick.parse(". 1F")], []))
     ideal, 33 % idle
@@ -126,7 +156,7 @@ def _text_row(chart: Chart, row: str, columns: int) -> str:
     for bar in (b for b in chart.bars if b.row == row):
         first = min(int(bar.start * scale), columns - 1)
         last = min(max(int(bar.end * scale), first + 1), columns)
-        text = bar.label if len(bar.label) <= last - first else bar.kind.value
+        text = bar.label if len(bar.label) <= last - first else bar.style.mark
         cells[first:last] = text.ljust(last - first, "-")
     return "".join(cells)
 
@@ -150,8 +180,6 @@ def save(path: str | Path, ticks: Sequence[Tick], spans: Sequence[Span]) -> Path
 
 # -- svg -----------------------------------------------------------------------------------------------------------
 
-_COLOURS = {Kind.FORWARD: "#4c8dd6", Kind.BACKWARD: "#e3913d", Kind.LOAD: "#8fb996", Kind.STORE: "#b7a1c4"}
-_NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.LOAD: "load", Kind.STORE: "store"}
 _WIDTH, _ROW, _TITLE, _MARGIN = 960, 26, 34, 10
 
 
@@ -183,7 +211,7 @@ def _svg_chart(chart: Chart, top: int, left: int) -> list[str]:
             x, width = left + bar.start * scale, max((bar.end - bar.start) * scale, 0.5)
             tip = f"{bar.label}: {bar.start:.3f} to {bar.end:.3f} {chart.unit}"
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 4}" fill="{_COLOURS[bar.kind]}" '
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 4}" fill="{bar.style.colour}" '
                 f'stroke="white"><title>{escape(tip)}</title></rect>'
             )
             if width > 7 * len(bar.label):
@@ -196,10 +224,11 @@ def _svg_chart(chart: Chart, top: int, left: int) -> list[str]:
 
 def _svg_legend(charts: Sequence[Chart], top: int, left: int) -> list[str]:
     parts = []
-    for number, kind in enumerate(_all_kinds(charts)):
-        x = left + number * 110
-        parts.append(f'<rect x="{x}" y="{top}" width="14" height="14" fill="{_COLOURS[kind]}"/>')
-        parts.append(f'<text x="{x + 20}" y="{top + 12}">{_NAMES[kind]}</text>')
+    x = left
+    for style in _all_styles(charts):
+        parts.append(f'<rect x="{x}" y="{top}" width="14" height="14" fill="{style.colour}"/>')
+        parts.append(f'<text x="{x + 20}" y="{top + 12}">{style.title}</text>')
+        x += max(110, 34 + 7 * len(style.title))
     return parts
 
 
@@ -219,7 +248,7 @@ def _save_png(path: Path, charts: Sequence[Chart]) -> None:
     axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)
     for chart, axis in zip(charts, axes[:, 0], strict=True):
         _png_chart(chart, axis)
-    handles = [Patch(color=_COLOURS[kind], label=_NAMES[kind]) for kind in _all_kinds(charts)]
+    handles = [Patch(color=style.colour, label=style.title) for style in _all_styles(charts)]
     figure.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1), frameon=False)
     figure.savefig(path, dpi=96)
 
@@ -228,7 +257,7 @@ def _png_chart(chart: Chart, axis: Any) -> None:
     numbers = {row: number for number, row in enumerate(chart.rows)}
     for bar in chart.bars:
         y, width = numbers[bar.row], bar.end - bar.start
-        axis.barh(y, width, left=bar.start, color=_COLOURS[bar.kind], edgecolor="white", linewidth=0.5)
+        axis.barh(y, width, left=bar.start, color=bar.style.colour, edgecolor="white", linewidth=0.5)
         if width > 0.011 * len(bar.label) * chart.duration:  # wide enough for its label
             middle = bar.start + width / 2
             axis.text(middle, y, bar.label, ha="center", va="center", color="white", fontsize=9)
@@ -242,14 +271,14 @@ def _png_chart(chart: Chart, axis: Any) -> None:
     axis.set_title(chart.heading, loc="left")
 
 
-def _all_kinds(charts: Sequence[Chart]) -> list[Kind]:
-    return [kind for kind in Kind if any(kind in chart.kinds for chart in charts)]
+def _all_styles(charts: Sequence[Chart]) -> list[Style]:
+    return [style for style in Style if any(style in chart.styles for chart in charts)]
 
 
-def _label(job: Job, short: bool, members: int = 1) -> str:
+def _label(job: Job, style: Style, short: bool, members: int = 1) -> str:
     first = job.micro * members
     micro = str(first) if members == 1 else f"{first}-{first + members - 1}"
-    return f"{micro}{job.kind.value}" + ("" if short else f"@{job.part}")
+    return f"{micro}{style.letters}" + ("" if short else f"@{job.part}")
 
 
 def _covered(bars: Iterable[Bar]) -> float:

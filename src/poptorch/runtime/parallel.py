@@ -112,7 +112,7 @@ class ParallelRunner:
         for span in spans:
             task, start = span.task, span.start
             micro = self._loop.position(self.first_of(iteration, task))
-            kind = SpanKind.STEP if task.whole else _SPAN_KINDS[task.job.kind]
+            kind = SpanKind.STEP if self._device.plan.whole else _SPAN_KINDS[task.job.kind]
             part, replica = task.job.part, self._loop.global_replica(task.replica)
             trace.add(TraceSpan(kind, start, span.released, part, micro, replica, span.worker))
             if span.end > span.released:

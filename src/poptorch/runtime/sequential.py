@@ -28,6 +28,7 @@ class SequentialRunner:
     def __init__(self, executable: Executable, memory: DeviceMemory) -> None:
         program, self._loop = executable.program, executable.code.loop
         self._memory = memory
+        self._training = program.training
         self._code = executable.code
         self._ipu = executable.plan.parts[0].ipu
         self._gradients = program.positions_of(OutputKind.GRADIENT)
@@ -121,12 +122,11 @@ class SequentialRunner:
         """What ran in the last round of accumulation (for inference: in all of the latest call)."""
         if not self._times:
             return []
-        training = self._loop.gradient_accumulation > 1 or bool(self._gradients)
         last = self._times[-1].members[0].iteration
-        times = [t for t in self._times if not training or t.members[0].iteration == last]
+        times = [t for t in self._times if not self._training or t.members[0].iteration == last]
         return [
             Span(
-                Task(i, Job(i, Kind.FORWARD, 0), 0, self._ipu, 0, i, len(t.members), whole=training),
+                Task(i, Job(i, Kind.FORWARD, 0), 0, self._ipu, 0, i, len(t.members), whole=self._training),
                 0,
                 t.begun,
                 t.ended,

@@ -39,7 +39,7 @@ class Task:
     """How many micro-batches it computes at once; the job's number is then that of the group."""
 
     whole: bool = False
-    """Whether it is a whole model in training: forward and backward."""
+    """Whether it is both passes in one: a forward job of a model in one part that also runs backward."""
 
     @property
     def urgency(self) -> tuple[int, int, int]:
@@ -115,13 +115,14 @@ def build_tasks(
     plan: Plan, work: Work, micro: int, replicas: int, *, training: bool, members: int = 1
 ) -> TaskGraph:
     """The graph for ``micro`` micro-batches, or groups of ``members``, on each of ``replicas`` replicas."""
-    backward = training and not plan.whole  # the only stage of a model in one part is both passes
-    graph = _Builder(plan, work, plan.schedule(micro, training=backward), replicas, members).build()
+    whole = training and plan.whole  # the only stage of a model in one part is both passes
+    backward = training and not whole
+    graph = _Builder(plan, work, plan.schedule(micro, training=backward), replicas, members, whole=whole).build()
     if work.carried and not graph.is_acyclic():
         # A buffer that a late stage writes and an early one reads lets no two micro-batches overlap.
         ipus = [part.ipu for part in plan.parts]
         ticks = list(sharded(len(plan.parts), micro, ipus, training=backward))
-        graph = _Builder(plan, work, ticks, replicas, members, alone=True).build()
+        graph = _Builder(plan, work, ticks, replicas, members, whole=whole, alone=True).build()
     assert graph.is_acyclic()
     return graph
 
@@ -130,14 +131,22 @@ class _Builder:
     """Follows a schedule and notes for each task what it must wait for."""
 
     def __init__(
-        self, plan: Plan, work: Work, ticks: Sequence[Tick], replicas: int, members: int = 1, alone: bool = False
+        self,
+        plan: Plan,
+        work: Work,
+        ticks: Sequence[Tick],
+        replicas: int,
+        members: int,
+        *,
+        whole: bool,
+        alone: bool = False,
     ) -> None:
         self._plan = plan
         self._work = work
         self._ticks = ticks
         self._replicas = replicas
         self._members = members
-        self._whole = plan.whole and bool(work.stages[0].gradients)
+        self._whole = whole
         self._training = any(stage.backward for stage in work.stages)
         self._one_at_a_time = alone or plan.ordering is not Ordering.PIPELINED
         self._phased = plan.ordering.is_phased and not alone

@@ -13,7 +13,7 @@ from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.program.graphs import descendants, remove_dead_code
 from poptorch.program.opinfo import info_of
 from poptorch.program.outputs import OutputKind
-from poptorch.program.program import Port, Program, Role, is_write
+from poptorch.program.program import Port, Program, Role, has_values, is_write
 
 if TYPE_CHECKING:
     from poptorch.compiler.passes.context import Context
@@ -79,8 +79,13 @@ def fold_constants(program: Program, context: Context) -> str:
 
 
 def _varying(program: Program) -> set[fx.Node]:
-    """Nodes that change from call to call or from micro-batch to micro-batch, or that act on the world."""
-    starts = [node for node, port in program.placeholders() if port.role is not Role.CONSTANT]
+    """Nodes that change from call to call or from micro-batch to micro-batch, or that act on the world.
+
+    A constant without values (on the meta device, or a fake tensor) counts as one that changes: there is nothing to
+    compute with.
+    """
+    constants = program.constants
+    starts = [n for n, p in program.placeholders() if p.role is not Role.CONSTANT or not has_values(constants[p.name])]
     starts += [n for n in program.operations() if info_of(n).random is not None or n.is_impure(impure_random=False)]
     return descendants(starts)
 

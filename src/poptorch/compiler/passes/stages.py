@@ -6,9 +6,11 @@ second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from poptorch.compiler.passes.slots import Partition
@@ -24,7 +26,13 @@ class Edge:
     name: str
     producer: int
     consumers: tuple[int, ...]
-    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size for one micro-batch, or for the group that the program computes at once."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass
@@ -95,7 +103,7 @@ def split(program: Program, partition: Partition, carried: list[Carried]) -> Cut
     crossing = _crossing(program, slots)
     numbers = {node: index for index, (node, _) in enumerate(crossing)}
     edges = [
-        Edge(node.name, slots[node], consumers, value_of(node).numel() * value_of(node).element_size())
+        Edge(node.name, slots[node], consumers, tuple(value_of(node).shape), value_of(node).dtype)
         for node, consumers in crossing
     ]
     stages = [_Cutter(program, partition, slot, nodes, numbers).cut() for slot, nodes in members.items()]
