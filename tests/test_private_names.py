@@ -23,8 +23,6 @@ OPTIONS = {
 TORCH = {
     "_op": "the callable of an operator overload",
     "_schema": "the schema of an operator overload",
-    "_overloadname": "the name of an operator overload",
-    "_qualified_op_name": "the name of an operator",
     "_cdata": "the address of a storage",
     "_use_count": "how many owners a tensor has",
     "_metadata": "the versions of modules in a state dictionary",
