@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+import poptorch
 from poptorch.optim.auto_loss_scale import AutomaticLossScale, LossScalingSettings
 from poptorch.program.loop import MicroBatch
 from poptorch.runtime.exchange import LocalExchange
-from poptorch.runtime.loss_scale import LossScale
+from poptorch.runtime.loss_scale import LossScale, Tally
 
 ELEMENTS = 100
 
@@ -75,3 +76,22 @@ def test_without_automatic_scaling_it_is_what_the_optimizer_says() -> None:
     scale.chosen = torch.tensor(3.0)
     scale.begin()
     assert advance(scale) == 3.0
+
+
+def test_programs_count_whatever_is_not_below_the_edge(monkeypatch) -> None:
+    class Known(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(6, dtype=torch.float16))
+
+        def forward(self, x):
+            return poptorch.identity_loss((self.weight * x).sum(), reduction="none")
+
+    counts: list[int] = []
+    monkeypatch.setattr(Tally, "put", lambda self, micro_batch, value: counts.append(int(value)))
+    options = poptorch.Options()
+    options.Training.setAutomaticLossScaling(True)
+    module = Known()
+    model = poptorch.trainingModel(module, options, poptorch.optim.SGD(module.parameters(), lr=0.01))
+    model(torch.tensor([8188, -60000, 1, 8184, float("inf"), float("nan")], dtype=torch.float16))
+    assert sum(counts) == 4
