@@ -1,5 +1,5 @@
 # Everything runs in .venv, which the first target that needs it creates; a second run finds the stamp and starts at once.
-# Needs Python >= 3.10 with venv and pip, nothing else.
+# Needs Python >= 3.11 with venv and pip, nothing else.
 
 PYTHON  ?= $(shell command -v python3.11 || command -v python3)
 VENV    := .venv

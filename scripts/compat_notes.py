@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from poptorch.startup import MINIMUM_TORCH
+
 
 class Note(NamedTuple):
     """One recorded difference."""
@@ -21,7 +23,8 @@ NOTES: tuple[Note, ...] = (
     Note(
         "torch version",
         "Each release demands one version of torch and refuses all others at import.",
-        "torch 2.13 or newer; an older one is refused with an `AssertionError` that names both versions.",
+        f"torch {'.'.join(map(str, MINIMUM_TORCH))} or newer; an older one is refused with an "
+        "`AssertionError` that names both versions.",
     ),
     Note(
         "`__version__`",

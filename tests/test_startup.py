@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,28 @@ def test_an_older_torch_is_refused_with_both_versions(version: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(version)) as caught:
         startup.check_torch(version)
     assert "2.13" in str(caught.value)
+
+
+ROOT = Path(__file__).resolve().parent.parent
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_metadata_demand_the_torch_that_the_import_demands() -> None:
+    (demand,) = [text for text in METADATA["project"]["dependencies"] if text.startswith("torch")]
+    assert demand == f"torch>={'.'.join(map(str, startup.MINIMUM_TORCH))}"
+    (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    startup.check_torch(pinned)
+
+
+def test_one_oldest_python_is_named_everywhere() -> None:
+    oldest = METADATA["project"]["requires-python"].removeprefix(">=")
+    assert METADATA["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    assert METADATA["tool"]["mypy"]["python_version"] == oldest
+    assert f"# Needs Python >= {oldest} with" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+    named = {page.name: set(re.findall(r"Python (?:>= )?(3\.\d+)", page.read_text(encoding="utf-8"))) for page in pages}
+    assert {page: versions for page, versions in named.items() if versions - {oldest}} == {}
 
 
 def test_fork_safety_is_set_unless_chosen() -> None:

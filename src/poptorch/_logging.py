@@ -145,12 +145,6 @@ class _BackendHandler(logging.StreamHandler[TextIO]):
         _ = self.stream  # a destination that cannot be opened is fatal, so it must not end in handleError()
         super().emit(record)
 
-    def forget_destination(self) -> None:
-        """Look up ``POPTORCH_LOG_DEST`` again at the next line."""
-        if self._file is not None:
-            self._file.close()
-        self._destination = self._file = None
-
 
 # --- how often a line is repeated ---------------------------------------------------------------------------
 

@@ -160,20 +160,21 @@ _AT_OPTIONS = "construction of poptorch.Options"
 IPU_MODEL = Flag(
     "POPTORCH_IPU_MODEL",
     False,
-    "Run on the IPU Model: the cost model decides on memory and counts cycles. Options.useIpuModel wins.",
+    "Run on the IPU Model: no hardware is reserved, and none is there. Options.useIpuModel wins.",
     _AT_QUERY,
 )
 SMALL_IPU_MODEL = Flag(
     "POPTORCH_SMALL_IPU_MODEL",
     False,
-    "As POPTORCH_IPU_MODEL, with four tiles per IPU; ignored while that one is on.",
+    "As POPTORCH_IPU_MODEL, for any POPTORCH_IPU_MODEL_VERSION; ignored while that one is on. Tiles are not modelled: "
+    "that there are four of them makes no other difference.",
     _AT_QUERY,
 )
 IPU_MODEL_VERSION = ModelVersion(
     "POPTORCH_IPU_MODEL_VERSION",
     "ipu2",
-    "The architecture that the IPU Model describes.",
-    _AT_COMPILE,
+    "The architecture that the IPU Model is to describe. The name is checked; all have the same costs so far.",
+    "each compilation for the IPU Model",
     choices=("ipu1", "ipu2", "ipu21"),
     phrase="Invalid IPU model version.",
 )
@@ -256,25 +257,26 @@ LOG_DEST = Text(
 MAX_GRAPH_LEN = Integer(
     "POPTORCH_MAX_GRAPH_LEN",
     10,
-    "How many trailing lines of a graph are shown in trace logs; 0 or less shows all.",
-    "once per process",
+    "How many trailing lines of the captured program are shown in trace logs; 0 or less shows all.",
+    _AT_COMPILE,
 )
 EXPORT_PROTO_FILE = PathName(
     "POPTORCH_EXPORT_PROTO_FILE",
     None,
-    "Save the compiler's input: a file when it has an extension, else a directory that gets a model.proto.",
+    "Save the compiler's input, which is the listing of the captured program: a file when it has an extension, else a "
+    "directory that gets a model.proto.",
     _AT_COMPILE,
 )
 EXPORT_PROTO_AS_BINARY = Flag(
     "POPTORCH_EXPORT_PROTO_AS_BINARY",
     False,
-    "Whether POPTORCH_EXPORT_PROTO_FILE is written in binary form.",
+    "No effect but a warning: POPTORCH_EXPORT_PROTO_FILE is always text, because there is no protocol buffer.",
     "each such export",
 )
 MLIR_DOT_FILE = PathName(
     "POPTORCH_MLIR_DOT_FILE",
     None,
-    "Save the graph in Graphviz form.",
+    "Save the captured program in Graphviz form.",
     _AT_COMPILE,
 )
 POPLAR_ENGINE_OPTIONS = Text(

@@ -17,7 +17,8 @@ import torch
 from poptorch._logging import logger
 
 MINIMUM_TORCH = (2, 13)
-"""Capture and code generation use parts of torch that older releases do not have. Newer ones are welcome."""
+"""Capture and code generation use parts of torch that older releases do not have. Newer ones are welcome. The metadata
+of the package demand the same."""
 
 _fork_safe = "RDMAV_FORK_SAFE"
 

@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import accumulating
 import poptorch
+from poptorch.optim.settings import UpdateSettings
 from poptorch.optim.spec import OptimizerSpec, describe
+from poptorch.program.loop import Loop
+from poptorch.runtime.accumulate import GradientAccumulator
 
 SHAPES = ((4, 3), (5,), (), (2, 3, 2))
 
@@ -27,39 +31,34 @@ class UpdateOnly:
         self.params = [[p.detach() for p in group.parameters] for group in self.spec.groups]
         self.states = self.spec.init_state()
         self.factor: Tensor | None = None
+        settings = UpdateSettings.from_options(options)
+        self.loop = Loop(gradient_accumulation=settings.micro_batches, replicas=settings.replicas)
 
     def step(self, gradient_of: Callable[[int, int], Sequence[Tensor]]) -> None:
         """One update; ``gradient_of(micro_batch, replica)`` lists the unscaled gradients of all weights."""
         scale = self.spec.loss_scaling.value * (1.0 if self.factor is None else float(self.factor))
-        first = self.spec.groups[0].reduction
-        raw = {
-            (k, r): [scale * g for g in gradient_of(k, r)]
-            for k in range(first.micro_batches)
-            for r in range(first.replicas)
-        }
+        order = [(k, r) for k in range(self.loop.gradient_accumulation) for r in range(self.loop.replicas)]
+        raw = [[scale * g for g in gradient_of(k, r)] for k, r in order]
         grads, position = [], 0
         for group in self.spec.groups:
             mine = slice(position, position + len(group.parameters))
             position = mine.stop
-            grads.append(self._reduced(group, {at: g[mine] for at, g in raw.items()}))
+            grads.append(self._accumulated(group, [g[mine] for g in raw]))
         hyper = self.spec.hyper()
         if self.factor is not None:
             hyper = [{**inputs, "loss_scale_factor": self.factor} for inputs in hyper]
         with torch.no_grad():
             self.spec.update_(self.params, grads, self.states, hyper)
 
-    def _reduced(self, group: Any, raw: dict[tuple[int, int], list[Tensor]]) -> list[Tensor]:
-        reduction = group.reduction
-        per_replica = []
-        for r in range(reduction.replicas):
-            if reduction.micro_batches == 1:
-                per_replica.append(raw[0, r])
-                continue
-            sums = [torch.zeros_like(p, dtype=group.accum_type) for p in group.parameters]
-            for k in range(reduction.micro_batches):
-                reduction.accumulate_(sums, raw[k, r], k)
-            per_replica.append(sums)
-        return reduction.combine(per_replica)
+    def _accumulated(self, group: Any, raw: list[list[Tensor]]) -> list[Tensor]:
+        names = [str(place) for place in range(len(group.parameters))]
+        several = group.accum_type is not None and self.loop.gradient_accumulation > 1
+        types = dict.fromkeys(names, group.accum_type) if several else {}
+        made = accumulating.executable(names, self.loop, group.reduction.running, types)
+        accumulator = GradientAccumulator(made)
+        for grads in raw:
+            accumulator.add(grads)
+        return list(accumulator.take().values())
 
     @property
     def weights(self) -> list[Tensor]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
 import poptorch
 from poptorch import environment
@@ -55,6 +58,14 @@ def test_model_versions(monkeypatch):
     assert environment.ipu_model_version() == "gpu"
 
 
+def test_the_model_version_is_checked_at_compilation_for_the_model_only(monkeypatch):
+    monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "gpu")
+    poptorch.inferenceModel(torch.nn.ReLU()).compile(torch.ones(2))
+    options = poptorch.Options().useIpuModel(True)
+    with pytest.raises(poptorch.Error, match=r"Invalid IPU model version\."):
+        poptorch.inferenceModel(torch.nn.ReLU(), options).compile(torch.ones(2))
+
+
 def test_every_variable_is_documented_and_reads_its_default():
     for variable in environment.VARIABLES:
         assert variable.doc
@@ -64,6 +75,35 @@ def test_every_variable_is_documented_and_reads_its_default():
             assert variable.read() == variable.default
     names = [variable.name for variable in environment.VARIABLES]
     assert len(names) == len(set(names))
+
+
+SRC = Path(poptorch.__file__).parent
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """What a piece of code says of the environment: ``environment.NAME``, ``NAME``, and texts that it looks up."""
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "environment":
+            found.add(node.attr)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get":
+            found |= {text.value for text in node.args if isinstance(text, ast.Constant)}
+    return found
+
+
+def test_every_variable_is_read_outside_of_the_list_of_them():
+    def tree(path: Path) -> ast.Module:
+        return ast.parse(path.read_text(encoding="utf-8"))
+
+    own = SRC / "environment.py"
+    used = set().union(*(names_in(tree(path)) for path in SRC.rglob("*.py") if path != own))
+    functions = {node.name: names_in(node) for node in tree(own).body if isinstance(node, ast.FunctionDef)}
+    for _ in functions:  # they call each other
+        used = used.union(*(names for function, names in functions.items() if function in used))
+    constants = {name: value for name, value in vars(environment).items() if isinstance(value, environment.Variable)}
+    assert sorted(v.name for v in constants.values()) == sorted(v.name for v in environment.VARIABLES)
+    never = [name for name, variable in constants.items() if not {name, variable.name} & used]
+    assert not never, f"documented and never read: {never}"
 
 
 # --- Options ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from poptorch import hooks
-from poptorch._logging import backend, logger
+from poptorch._logging import backend, ir_is_dumped, logger
 from poptorch.capture.arguments import ArgumentLayout, announce_partial_support
 from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
@@ -95,6 +95,8 @@ def lower_for_device(
     division = division_of(settings, program, loop)
     _announce(program, settings)
     before, plan = _divide(program, context, settings, division, observers)
+    if ir_is_dumped():
+        backend.debug("Program:\n%s", program)
     progress("update")
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
     memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)

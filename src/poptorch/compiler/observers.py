@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from poptorch import environment
 from poptorch._logging import backend
+from poptorch.compiler.exports import InputExports
 from poptorch.compiler.passes.summary import UNCHANGED
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace, TraceSpan
 from poptorch.program.program import Program
@@ -111,9 +112,9 @@ def requested_dump(training: bool) -> Dump | None:
 def usual_observers(
     progress: Callable[[str], None], dump: Dump | None, trace: Trace = NO_TRACE
 ) -> list[Observer]:
-    """The trace, progress bar, log, and the dump if there is one."""
+    """The trace, progress bar, log, exports, and the dump if there is one."""
     spans = [PassSpans(trace)] if trace.active else []
-    return [*spans, ProgressNotes(progress), DebugLog(), *([] if dump is None else [dump])]
+    return [*spans, ProgressNotes(progress), DebugLog(), InputExports(), *([] if dump is None else [dump])]
 
 
 __all__ = ["DebugLog", "Dump", "PassSpans", "ProgressNotes", "requested_dump", "usual_observers"]

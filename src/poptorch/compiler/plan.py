@@ -62,21 +62,6 @@ class Plan:
         return [e for e in self.edges if e.producer < first and any(c >= first for c in e.consumers)]
 
     @property
-    def stashed(self) -> list[tuple[int, str]]:
-        """Of each part, the values that wait for its backward pass while it works on other micro-batches.
-
-        The model's own inputs are among them. The last part has nothing to wait for.
-        """
-        first, found = len(self.parts), []
-        for stage in self.stages:
-            if not stage.backward or stage.part == first - 1:
-                continue
-            inputs = stage.program.ports_of(Role.INPUT)[: len(stage.inputs)]
-            found += [(stage.part, port.name) for port in inputs]
-            found += [(stage.part, self.edges[e].name) for e in stage.receives if self.edges[e].producer < first]
-        return found
-
-    @property
     def phases(self) -> list[int]:
         """The phase numbers in use, in order."""
         return sorted({p.phase for p in self.parts})

@@ -30,6 +30,8 @@ def check_target(options: Options) -> None:
         raise createPoptorchError("ConnectionType.Never is not supported for the IPU model")
     if offline and options.exists("ipu_id"):
         raise createPoptorchError("Offline compilation targeting a specific id not supported")
+    if uses_model:
+        environment.ipu_model_version()  # refuses a name that stands for nothing
     counts_cycles = bool(options._Popart.options.get("instrumentWithHardwareCycleCounter"))
     if counts_cycles and (uses_model or offline):
         raise createPoptorchError("Cycle count logging is only supported on actual IPU hardware.")

@@ -18,9 +18,6 @@ from poptorch.placement import PipelinedExecution, ShardedExecution
 
 aten = torch.ops.aten
 
-DEFAULT_PROPORTION = 0.6
-"""Tile memory that an operation may use temporarily when nobody says otherwise."""
-
 _PLANNED = {
     *("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "mv", "addmv", "dot", "lstm", "mkldnn_rnn_layer"),
     *("embedding", "_embedding_bag", "index", "index_select", "gather", "index_put", "index_add"),

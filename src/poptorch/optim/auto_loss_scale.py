@@ -3,18 +3,14 @@
 The factor ``f`` multiplies the optimizer's own ``loss_scaling``. In every optimizer step
 
 1. back-propagation starts from ``loss_scaling · f`` and the update rules divide by it again;
-2. :func:`count_large` counts, over all tracked float16 gradients, micro-batches and replicas, the elements
-   beyond
-   the edge (U) and the others (L);
+2. the program counts, over all tracked float16 gradients, micro-batches and replicas, the elements at or beyond
+   the edge (U) and the others (L): see :func:`poptorch.compiler.passes.precision.watch_gradients`;
 3. the weights are updated in any case: no step is ever skipped;
 4. :func:`next_factor` gives the factor for the next step.
-
-Everything is a traceable torch expression; nothing looks at values from Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,33 +57,6 @@ class LossScalingSettings:
         return self.bin_edge * LARGEST_HALF
 
 
-def tracked(gradients: Iterable[Tensor]) -> list[Tensor]:
-    """The gradients that automatic loss scaling watches: those in float16. An error if there are none.
-
-    >>> [t.dtype for t in tracked([torch.ones(2), torch.ones(2, dtype=torch.float16)])]
-    [torch.float16]
-    """
-    halves = [gradient for gradient in gradients if gradient.dtype == torch.float16]
-    if not halves:
-        raise backend_error(
-            "No tracked gradient tensors of type fp16 were found. Automatic loss scaling watches float16 "
-            "gradients: make (part of) the model half(), or switch setAutomaticLossScaling off."
-        )
-    return halves
-
-
-def count_large(gradients: Sequence[Tensor], settings: LossScalingSettings) -> tuple[Tensor, Tensor]:
-    """How many elements have a magnitude at or beyond the edge, and how many do not. NaN counts as large.
-
-    >>> large, small = count_large([torch.tensor([9000.0, 1.0, -8188.0]).half()], LossScalingSettings())
-    >>> int(large), int(small)
-    (2, 1)
-    """
-    total = sum(gradient.numel() for gradient in gradients)
-    small = torch.stack([(gradient.abs() < settings.edge).sum() for gradient in gradients]).sum()
-    return total - small, small
-
-
 def next_factor(factor: Tensor, large: Tensor, small: Tensor, settings: LossScalingSettings) -> Tensor:
     """The factor of the next step: half of this one if ``U > L·τ/(1−τ)``, else twice this one.
 
@@ -105,7 +74,7 @@ class AutomaticLossScale:
     """The factor together with the counts gathered since it last changed.
 
     >>> scale = AutomaticLossScale(LossScalingSettings())
-    >>> scale.observe([torch.tensor([1.0]).half()])
+    >>> scale.add_counts(large=torch.tensor(0), small=torch.tensor(100))
     >>> scale.step()
     >>> scale.factor
     tensor(2.)
@@ -124,13 +93,8 @@ class AutomaticLossScale:
         """Whether gradients of the step under way are counted (see ``update_period``)."""
         return (self._steps + 1) % self.settings.update_period == 0
 
-    def observe(self, gradients: Iterable[Tensor]) -> None:
-        """Count the float16 gradients of one micro-batch of one replica."""
-        if self.observes:
-            self.add_counts(*count_large(tracked(gradients), self.settings))
-
     def add_counts(self, large: Tensor, small: Tensor) -> None:
-        """Add counts made elsewhere, for instance inside the program."""
+        """Take what the program counted in the step under way."""
         self._large = self._large + large
         self._small = self._small + small
 

@@ -9,9 +9,7 @@ How a program uses it::
     spec = describe(optimizer, options)          # wrong types and attributes: AssertionError, ValueError
     check_ranges(spec)                           # numbers that make no sense: poptorch.Error, at compile
     states = spec.init_state()                   # one dictionary of lists for each group
-    for each micro-batch k:                      # one accumulator for each weight, of type group.accum_type
-        group.reduction.accumulate_(accumulators, grads, k)
-    grads = group.reduction.combine([accumulators of each replica])
+    grads = ...                                  # accumulated in group.accum_type as group.reduction says
     spec.update_(params, grads, states, spec.hyper())
 
 The gradients that ``update_`` takes are sums under ``Mean``/``Post``: the division by micro-batches and
@@ -279,7 +277,8 @@ class _GroupBuilder:
                 nesterov=values.nesterov,
             )
         elif self.kind == OptimizerType.SGD1:
-            reduction = GradientReduction.summing(self.settings)
+            # Plain sums with nothing left to divide: the mean is in a scalar of its own.
+            reduction = GradientReduction(running=False, divisor=1)
             made, rule = self._combined(values, sign)
         elif self.kind.is_rmsprop:
             made = scalars.rmsprop(values.numbers, self.loss_scaling, reduction.divisor, sign)

@@ -33,8 +33,7 @@ def load(options: Any, filepath: str) -> None:
         try:
             exec(statement.code, names)
         except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11 and later
-                error.add_note(f'In {filepath}, line {statement.physical_line}: "{statement.source}"')
+            error.add_note(f'In {filepath}, line {statement.physical_line}: "{statement.source}"')
             raise
 
 

@@ -23,7 +23,7 @@ from poptorch.options.setters import OptionsSetters
 from poptorch.options.table import keys_of, python_side_keys
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _GROUP_PROPERTIES = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
 

@@ -113,11 +113,6 @@ class Option:
         return self.keys[0].default if self.keys else ABSENT
 
     @property
-    def error_phrases(self) -> tuple[str, ...]:
-        """The texts that error messages of this option are known by."""
-        return tuple(dict.fromkeys(refusal.phrase for refusal in self.refusals if refusal.phrase))
-
-    @property
     def qualified_name(self) -> str:
         """How the setter is reached: ``Options.Training.gradientAccumulation``."""
         prefix = (

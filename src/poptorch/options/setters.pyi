@@ -1,8 +1,7 @@
 # Made by scripts/generate_option_stubs.py from the option table: edit the table and run the script.
-from typing import Any
+from typing import Any, Self
 
 import torch
-from typing_extensions import Self
 
 import poptorch.autocasting
 import poptorch.enums

@@ -6,10 +6,8 @@ Every schedule is a generator over :class:`Tick`; :func:`draw` shows it, :func:`
 from poptorch.schedule.checking import check, idle_share, peak_stash
 from poptorch.schedule.clock import ScheduleError, data_dependencies
 from poptorch.schedule.job import Job, Kind, Tick
-from poptorch.schedule.one_f_one_b import one_f_one_b
-from poptorch.schedule.parallel_phased import parallel_phased
-from poptorch.schedule.pipelined_inference import pipelined_inference
-from poptorch.schedule.serial_phased import serial_phased
+from poptorch.schedule.phased import parallel_phased, serial_phased
+from poptorch.schedule.pipelined import one_f_one_b, pipelined_inference
 from poptorch.schedule.sharded import sharded
 from poptorch.schedule.text import draw, read
 

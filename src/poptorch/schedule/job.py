@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 _JOB_TEXT = re.compile(r"(?P<micro>\d+)(?P<kind>[FBLS])(?:@(?P<part>\d+))?")
 _IDLE = "."
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What a job does; the value is its letter in the text form."""
 
     FORWARD = "F"

@@ -110,7 +110,6 @@ class CacheEntry:
         self._program = str(device.program)
         self._new: dict[str, StoredCode] = {}
         self._file = self._opened()
-        self.hit = self._file is not None
 
     def _opened(self) -> File | None:
         if not self.path.exists():

@@ -1,4 +1,4 @@
-"""Pipelined training: one forward, one backward."""
+"""Pipelines: training with one forward, one backward, and the staircase of inference."""
 
 from __future__ import annotations
 
@@ -38,3 +38,23 @@ def _order(stage: int, stages: int, micro: int) -> list[Job]:
     backward = [Job(m, Kind.BACKWARD, stage) for m in range(micro)]
     pairs = [job for pair in zip(forward[ahead:], backward, strict=False) for job in pair]
     return forward[:ahead] + pairs + backward[micro - ahead :]
+
+
+def pipelined_inference(stages: int, micro: int, ipus: Sequence[int] | None = None) -> Iterator[Tick]:
+    """Ticks in which ``micro`` micro-batches follow each other through the stages. ``stages=3, micro=3``::
+
+        IPU0 | 0F 1F 2F .  .
+        IPU1 | .  0F 1F 2F .
+        IPU2 | .  .  0F 1F 2F
+
+    ``ipus`` gives the IPU of each stage when a model comes back to an IPU: ``[0, 1, 0]``.
+
+    >>> for tick in pipelined_inference(stages=2, micro=2):
+    ...     print(tick)
+    0F .
+    1F 0F
+    . 1F
+    """
+    positive(stages=stages, micro=micro)
+    queues = [[Job(m, Kind.FORWARD, stage) for m in range(micro)] for stage in range(stages)]
+    return clock(queues, worker_of_each(stages, ipus), lambda job: data_dependencies(job, stages))

@@ -1,32 +1,16 @@
-"""The schedules with one micro-batch in flight: sharded and phased."""
+"""Phases, serial and parallel."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poptorch.schedule import Kind, check, draw, parallel_phased, peak_stash, serial_phased, sharded
+from poptorch.schedule import Kind, check, draw, parallel_phased, peak_stash, serial_phased
 
 counts = st.integers(1, 6)
 
 
 def pictured(text):
     return "\n".join(line.strip() for line in text.strip().splitlines())
-
-
-def test_sharded_keeps_one_ipu_busy():
-    assert draw(sharded(stages=3, micro=1)) == pictured("""
-        IPU0 | 0F .  .  .  .  0B
-        IPU1 | .  0F .  .  0B .
-        IPU2 | .  .  0F 0B .  .
-    """)
-    assert draw(sharded(stages=2, micro=2, training=False)) == pictured("""
-        IPU0 | 0F .  1F .
-        IPU1 | .  0F .  1F
-    """)
-    assert draw(sharded(stages=3, micro=1, ipus=[0, 1, 0])) == pictured("""
-        IPU0 | 0F@0 .    0F@2 0B@2 .    0B@0
-        IPU1 | .    0F@1 .    .    0B@1 .
-    """)
 
 
 def test_serial_phases_load_and_store():
@@ -46,7 +30,7 @@ def test_a_phase_that_is_there_is_not_loaded_again():
     assert draw(serial_phased(phases=1, micro=2)) == "IPU0 | 0L 0F 0B 1F 1B 1S"
 
 
-def test_parallel_phases_load_behind_computation():
+def test_parallel_phases_load_beside_computation():
     assert draw(parallel_phased(phases=4, micro=1)) == pictured("""
         IPU0 | 0L@0 0F@0 0L@2 0F@2 .    .    0B@2 0L@0 0B@0 0S@0
         IPU1 | 0L@1 .    0F@1 0L@3 0F@3 0B@3 0L@1 0B@1 0S@1 .
@@ -57,15 +41,6 @@ def test_parallel_phases_load_behind_computation():
         IPU2 | 0L@0 0F@0 0L@2 0F@2
         IPU3 | 0L@1 .    0F@1 .
     """)
-
-
-@given(counts, counts, st.booleans())
-def test_sharded_has_one_job_a_tick(stages, micro, training):
-    ticks = list(sharded(stages, micro, training=training))
-    check(ticks, stages, micro, training=training)
-    assert all(sum(job is not None for job in tick.jobs) == 1 for tick in ticks)
-    assert len(ticks) == stages * micro * (2 if training else 1)
-    assert peak_stash(ticks, stages) == (int(training),) * stages
 
 
 @given(counts, counts, st.integers(1, 3), st.booleans(), st.booleans())
@@ -89,7 +64,7 @@ def test_parallel_phases_need_two_equal_groups(ipus):
         parallel_phased(2, 1, ipus)
 
 
-@pytest.mark.parametrize("schedule", [sharded, serial_phased, parallel_phased])
+@pytest.mark.parametrize("schedule", [serial_phased, parallel_phased])
 def test_wrong_counts(schedule):
     for counts_ in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="must be at least 1"):
