@@ -63,7 +63,7 @@ def _programs_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of tests are so small that one thread would run all of their pieces."""
+    """The models of tests are so small that one thread would run all of their tasks."""
     from poptorch.host import width
 
     monkeypatch.setattr(width, "WORTH_A_THREAD_SECONDS", 0.0)
