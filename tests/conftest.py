@@ -25,6 +25,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Helpers that tests of several folders share lie beside this file: ``from closeness import assert_close_sums``.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from flakiness import (  # noqa: E402, F401 - hooks of pytest, found by their names
+    pytest_collection_modifyitems,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,7 +63,7 @@ def _programs_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _workers_run_whatever_is_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of tests are so small that one thread would run all of their pieces."""
+    """The models of tests are so small that one thread would run all of their tasks."""
     from poptorch.host import width
 
     monkeypatch.setattr(width, "WORTH_A_THREAD_SECONDS", 0.0)

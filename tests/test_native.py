@@ -15,7 +15,7 @@ from poptorch.host import levels
 from poptorch.host import native_code as native
 from poptorch.host.native import optimizers
 from poptorch.host.native.async_compile import side_by_side
-from poptorch.host.store import code_store as pieces
+from poptorch.host.store import code_store
 
 
 class Net(nn.Module):
@@ -166,7 +166,7 @@ def test_native_code_that_cannot_be_kept_is_not_half_installed(monkeypatch, capl
         model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6 * 9, 5))
         loss = poptorch.trainingModel(Loss(model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         if level == "auto":
-            monkeypatch.setattr(pieces.StoredCode, "of", broken)
+            monkeypatch.setattr(code_store.StoredCode, "of", broken)
         x = torch.randn(2, 3, 5, 5)
         losses[level] = [loss(x) for _ in range(20)]
     assert "a library vanished" in caplog.text

@@ -320,7 +320,7 @@ def test_isolate_writes(monkeypatch) -> None:
     assert readers == [aten.clone.default]
 
 
-def test_a_model_in_one_piece_isolates_nothing(monkeypatch) -> None:
+def test_a_model_in_one_stage_isolates_nothing(monkeypatch) -> None:
     def forward(m: Function, x: torch.Tensor) -> torch.Tensor:
         loss = (m.fc(x) * m.seen.clone()).sum()
         m.seen.copy_(x[0])

@@ -1,4 +1,4 @@
-"""Cutting programs into pieces, and recomputation, seen from the graph."""
+"""Cutting programs into stages, and recomputation, seen from the graph."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_slots_never_decrease_along_the_data():
             assert found.slots.get(operand, 0) <= found.slots[node]
 
 
-def test_the_pieces_hold_every_operation_once_and_edges_join_them():
+def test_the_stages_hold_every_operation_once_and_edges_join_them():
     program = inference_program((0, 1, 2))
     cut = split(program, partition(program, Division.STAGES), carried=[])
-    pieces = [n.name for stage in cut.stages for n in stage.program.operations()]
-    assert sorted(pieces) == sorted(n.name for n in program.operations())
+    held = [n.name for stage in cut.stages for n in stage.program.operations()]
+    assert sorted(held) == sorted(n.name for n in program.operations())
     assert [(e.producer, e.consumers, e.num_bytes) for e in cut.edges] == [(0, (1,), 32), (1, (2,), 32)]
     assert [s.after for s in cut.stages] == [[], [0], [1]]
     assert [s.results for s in cut.stages] == [[], [], [0]]
@@ -83,7 +83,7 @@ def test_the_pieces_hold_every_operation_once_and_edges_join_them():
         assert str(stage.program).startswith("program (inference)")
 
 
-def test_backward_pieces_mirror_the_forward_ones():
+def test_backward_stages_mirror_the_forward_ones():
     stages = [s.description for s in training_executor((0, 1, 2)).executable.code.stages]
     assert [(s.part, s.backward) for s in stages] == [
         (0, False), (1, False), (2, False), (2, True), (1, True), (0, True)

@@ -40,7 +40,7 @@ def test_marks_are_accepted_and_leave_no_operation():
     assert info_of(product).available_memory == 0.3
 
 
-def test_marks_stay_on_inputs_and_results_of_the_pieces_of_a_model():
+def test_marks_stay_on_inputs_and_results_of_the_stages_of_a_model():
     class TwoIpus(Overlapped):
         def forward(self, x):
             poptorch.Block.start("first", ipu_id=0)
@@ -52,8 +52,8 @@ def test_marks_stay_on_inputs_and_results_of_the_pieces_of_a_model():
     executor = poptorch.inferenceModel(TwoIpus(), options())
     executor.compile(torch.randn(2, 4))
     stages = executor.plan.stages
-    assert [[p.overlap for p in piece.program.ports if p.name == "x"] for piece in stages] == [[MODE], []]
-    assert [[o.overlap for o in piece.program.outputs] for piece in stages] == [[None], [MODE]]
+    assert [[p.overlap for p in stage.program.ports if p.name == "x"] for stage in stages] == [[MODE], []]
+    assert [[o.overlap for o in stage.program.outputs] for stage in stages] == [[None], [MODE]]
     [product] = [n for n in stages[1].program.operations() if "addmm" in str(n.target)]
     assert info_of(product).available_memory == 0.3
     assert str(executor.program).count(f"(overlap: {MODE.name})") == 2

@@ -209,8 +209,8 @@ def test_what_a_schedule_needs():
     assert max(sizes) + inside[3] < needed <= 3 * sum(sizes) + sum(inside.values())
 
 
-def test_what_pieces_need_inside():
-    """Activations of one layer are 1 KiB. What is kept for the backward pass is not inside, but between the pieces."""
+def test_what_stages_need_inside():
+    """Activations of one layer are 1 KiB. What is kept for the backward pass is not inside, but between the stages."""
     activation = 4 * 64 * 4
     inside = {}
     for mode in (0, 3):

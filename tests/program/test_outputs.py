@@ -90,16 +90,16 @@ def kinds(program: Program) -> list[str]:
     return [output.kind.value for output in program.outputs]
 
 
-def test_the_outputs_of_a_model_and_of_its_pieces() -> None:
+def test_the_outputs_of_a_model_and_of_its_stages() -> None:
     executor = compiled(seen="Tanh:0")
     assert kinds(executor.program) == ["result", "gradient", "gradient", "anchor"]
-    pieces = [stage.description for stage in executor.executable.code.stages]
-    assert [sorted(set(kinds(p.program))) for p in pieces] == [
+    stages = [stage.description for stage in executor.executable.code.stages]
+    assert [sorted(set(kinds(p.program))) for p in stages] == [
         ["anchor", "send"], ["result", "send"], ["gradient", "send"], ["gradient"]
     ]  # fmt: skip
-    for piece in pieces:
-        assert len(piece.sends) == len(piece.program.values_of(OutputKind.SEND))
-        assert len(piece.results) == len(piece.program.results)
+    for stage in stages:
+        assert len(stage.sends) == len(stage.program.values_of(OutputKind.SEND))
+        assert len(stage.results) == len(stage.program.results)
 
 
 def test_right_factors_are_outputs_of_a_kind_of_their_own() -> None:

@@ -112,7 +112,7 @@ def test_several_micro_batches_are_gathered_with_one_copy():
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_pieces_of_a_plan_deliver_directly(monkeypatch, iterations):
+def test_stages_of_a_plan_deliver_directly(monkeypatch, iterations):
     put, take, given, taken = streams.OutputStream.put, streams.OutputStream.take, [], []
 
     def watched_put(self, tick, value):

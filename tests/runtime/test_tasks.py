@@ -95,7 +95,7 @@ def test_micro_batches_of_stages_that_leave_something_behind_follow_each_other(k
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_that_take_no_longer_than_handing_them_over_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_that_take_no_longer_than_handing_them_over_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     model = compiled(Stages())
     monkeypatch.undo()  # other tests let workers run whatever can run in parallel
     assert widths.WORTH_A_THREAD_SECONDS > 0

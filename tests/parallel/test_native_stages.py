@@ -1,4 +1,4 @@
-"""CodeStore of a model in native code: the interpreter's results, in whatever order and on however many replicas."""
+"""Stages of a model in native code: the interpreter's results, in whatever order and on however many replicas."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_other_strategies(monkeypatch, strategy):
 
 
 @pytest.mark.slow
-def test_training_of_replicas_in_one_piece(monkeypatch):
+def test_training_of_replicas_in_one_stage(monkeypatch):
     options = make_options(iterations=2, replicas=2)
     assert_close(*both_levels(monkeypatch, lambda: train_calmly(Convolutions, None, options, optimizer=SGD)))
 
