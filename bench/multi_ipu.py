@@ -428,7 +428,7 @@ def measure_memory(kind: str, shape: Shape, recomputation: int | None) -> None:
     data = batch(kind, shape, many)
     found = peak_memory(lambda: lambda: executor(*data))
     runner = executor._session.engine.parallel
-    print(found["peak"], found["live"], scheduled_activation_bytes(runner.plan, runner.scheduled_tasks()) / MIB)
+    print(found["peak"], found["live"], scheduled_activation_bytes(executor.plan, runner.scheduled_tasks()) / MIB)
 
 
 def draw(path: str, quick: bool) -> None:
