@@ -224,8 +224,9 @@ def _divide(
     if len(context.divided.parts) == 1:
         return before, undivided(program)
     cut = split(program, context.divided, context.carried)
-    program.log += str(cut).splitlines()
-    return before, divided(division.ordering, cut, overlap_loads=settings.overlap_loads)
+    plan = divided(division.ordering, cut, overlap_loads=settings.overlap_loads)
+    program.log += str(plan).splitlines()
+    return before, plan
 
 
 # -- the update ----------------------------------------------------------------------------------------------------

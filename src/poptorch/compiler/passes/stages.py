@@ -81,17 +81,6 @@ class Cut:
     edges: list[Edge]
     carried: list[Carried]
 
-    def __str__(self) -> str:
-        lines = []
-        for stage in self.stages:
-            count = sum(1 for _ in stage.program.operations())
-            received = sum(self.edges[e].num_bytes for e in stage.receives)
-            lines.append(
-                f"{stage.label} ({self.partition.parts[stage.part]}): {count} operations, "
-                f"receives {len(stage.receives)} values ({received} bytes), sends {len(stage.sends)}"
-            )
-        return "\n".join(lines)
-
 
 def split(program: Program, partition: Partition, carried: list[Carried]) -> Cut:
     """One program per slot that has anything to do. Writes are isolated already; ``carried`` says which cross slots."""
