@@ -27,17 +27,36 @@ from torch.utils import _pytree as pytree
 SAFETY = 4.0
 
 
-def bound_of_sums(expected: torch.Tensor, terms: int, steps: int = 1, scale: float = 0.0) -> float:
+def largest_of(tensor: torch.Tensor) -> float:
+    """The largest finite absolute value.
+
+    >>> largest_of(torch.tensor([1.0, -2.0, math.inf]))
+    2.0
+    """
+    return tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max().item() if tensor.numel() else 0.0
+
+
+def bound_of_sums(
+    expected: torch.Tensor, terms: int, steps: int = 1, scale: float = 0.0, dtype: torch.dtype | None = None
+) -> float:
     """The largest difference that the order of additions explains.
 
     >>> bound_of_sums(torch.tensor([1e-9, -2.0]), terms=64) / torch.finfo(torch.float32).eps
     64.0
     """
-    largest = expected.abs().nan_to_num(0.0, 0.0).max().item() if expected.numel() else 0.0
-    return SAFETY * torch.finfo(expected.dtype).eps * math.sqrt(terms) * steps * max(scale, largest)
+    eps = torch.finfo(dtype or expected.dtype).eps
+    return SAFETY * eps * math.sqrt(terms) * steps * max(scale, largest_of(expected))
 
 
-def assert_close_sums(given: Any, expected: Any, *, terms: int, steps: int = 1, scale: float = 0.0) -> None:
+def assert_close_sums(
+    given: Any,
+    expected: Any,
+    *,
+    terms: int,
+    steps: int = 1,
+    scale: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Floating-point tensors, in any structure, are equal but for the order of additions; all else is equal.
 
     Args:
@@ -47,6 +66,8 @@ def assert_close_sums(given: Any, expected: Any, *, terms: int, steps: int = 1, 
         steps: Sums that follow one another: layers of a forward pass, updates of a training.
         scale: Size of the terms, for results that are small because they cancel out. Otherwise the largest
             absolute value of each expected tensor.
+        dtype: The type that values were rounded to on the way, if it is coarser than that of the results. Kernels add
+            short types up in float32 and round each result once: ``terms`` is 1 then, and ``steps`` counts roundings.
 
     >>> assert_close_sums([torch.tensor([0.1 + 0.2])], [torch.tensor([0.3])], terms=2)
     >>> assert_close_sums(torch.tensor([1.001]), torch.tensor([1.0]), terms=8)
@@ -58,7 +79,7 @@ def assert_close_sums(given: Any, expected: Any, *, terms: int, steps: int = 1, 
     assert structure == wanted_structure
     for (path, left), right in zip(leaves, wanted, strict=True):
         if isinstance(right, (torch.Tensor, float)):
-            _assert_close(pytree.keystr(path), _as_tensor(left), _as_tensor(right), terms, steps, scale)
+            _assert_close(pytree.keystr(path), _as_tensor(left), _as_tensor(right), (terms, steps, scale, dtype))
         else:
             assert left == right, pytree.keystr(path)
 
@@ -70,9 +91,14 @@ def _as_tensor(value: torch.Tensor | float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float32)
 
 
-def _assert_close(name: str, given: torch.Tensor, expected: torch.Tensor, terms: int, steps: int, scale: float) -> None:
+def _assert_close(
+    name: str,
+    given: torch.Tensor,
+    expected: torch.Tensor,
+    size: tuple[int, int, float, torch.dtype | None],
+) -> None:
     rounded = expected.is_floating_point() or expected.is_complex()
-    bound = bound_of_sums(expected, terms, steps, scale) if rounded else 0
+    bound = bound_of_sums(expected, *size) if rounded else 0
     torch.testing.assert_close(
         given, expected, rtol=0, atol=bound, equal_nan=True, msg=lambda text: f"{name or 'value'}: {text}"
     )

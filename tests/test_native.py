@@ -51,12 +51,9 @@ def test_training_equals_the_interpreted_program(monkeypatch):
     for level in ("interpret", "native"):
         model, executor = wrapped(monkeypatch, level)
         outputs = [executor(x, target) for _ in range(3)]
-        results[level] = (outputs, copy.deepcopy(model.state_dict()))
-    for (a, b), (c, d) in zip(results["interpret"][0], results["native"][0], strict=True):
-        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(b, d, rtol=1e-4, atol=1e-5)
-    for name, value in results["interpret"][1].items():
-        torch.testing.assert_close(value, results["native"][1][name], rtol=1e-4, atol=1e-4)
+        results[level] = (outputs, copy.deepcopy(dict(model.state_dict())))
+    # The largest sums: 144 features of a layer, 144 places of a channel. Three layers in each of three steps.
+    assert_close_sums(results["native"], results["interpret"], terms=4 * 6 * 6, steps=3 * 3)
 
 
 def test_auto_changes_at_the_same_call_every_time(monkeypatch):
@@ -70,7 +67,7 @@ def test_auto_changes_at_the_same_call_every_time(monkeypatch):
         calls = executor.executable.code.native_after
         assert calls > 1
         for call in range(1, calls + 2):
-            torch.testing.assert_close(executor(x), expected, rtol=1e-4, atol=1e-5)
+            assert_close_sums(executor(x), expected, terms=4 * 6 * 6, steps=3)
             if executor.executable.code.native_after is None:
                 switched.append(call)
                 break

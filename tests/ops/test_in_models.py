@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch import MatMulSerializationMode, MultiConv, OverlapMode
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_op" / "custom_op.py"
@@ -107,15 +108,15 @@ def named(s: Any, x: torch.Tensor) -> torch.Tensor:
 def test_training_equals_plain_pytorch(name: str) -> None:
     found, model = train(LEARNERS[name], X, layer=linear())
     expected, reference = train_natively(LEARNERS[name], X, layer=linear())
-    torch.testing.assert_close(torch.stack([loss.detach() for loss in found]), torch.stack(expected))
-    torch.testing.assert_close(model.layer.weight.detach(), reference.layer.weight.detach())
+    assert_close_sums([loss.detach() for loss in found], expected, terms=X.numel(), steps=3)
+    assert_close_sums(model.layer.weight, reference.layer.weight, terms=X.numel(), steps=3)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_inference_equals_plain_pytorch(name: str) -> None:
     with torch.no_grad():
         expected = Model(LEARNERS[name], layer=linear())(X)
-    torch.testing.assert_close(infer(LEARNERS[name], X, layer=linear()), expected)
+    assert_close_sums(infer(LEARNERS[name], X, layer=linear()), expected, terms=X.numel())
 
 
 # ---- losses ------------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def test_decoder() -> None:
         lambda s, p, n: poptorch.ctc_beam_search_decoder(p, n, beam_width=5, top_paths=2), log_probs, torch.tensor([4])
     )
     assert paths[0, 0, : lengths[0, 0]].tolist() == [1, 2]
-    assert probabilities[0, 0].item() == pytest.approx(4 * math.log(0.9), abs=1e-4)
+    assert_close_sums(probabilities[0, 0], torch.tensor(4 * math.log(0.9)), terms=3, steps=4, scale=1.0)
     assert lengths.dtype == paths.dtype == torch.int32
     with pytest.raises(poptorch.Error, match="contain NaN"):
         infer(lambda s, p, n: poptorch.ctc_beam_search_decoder(p, n), log_probs * math.nan, torch.tensor([4]))
@@ -278,7 +279,7 @@ def test_multi_convolutions_equal_separate_ones() -> None:
     x = torch.randn(1, 2, 8)
     with torch.no_grad():
         expected = parts["first"](x) + parts["second"](2 * x)
-    torch.testing.assert_close(infer(forward, x, **parts), expected)
+    assert_close_sums(infer(forward, x, **parts), expected, terms=2 * 3)
 
 
 def test_host_operations_run_once_per_micro_batch_and_in_order() -> None:
@@ -312,7 +313,7 @@ def test_exceptions_of_host_operations_come_back() -> None:
 def test_host_modules_need_not_be_registered() -> None:
     layer = linear(3)
     hidden = [poptorch.CPU(layer, "hidden layer")]
-    torch.testing.assert_close(infer(lambda s, x: hidden[0](x) * 2, X), layer(X) * 2)
+    assert_close_sums(infer(lambda s, x: hidden[0](x) * 2, X), layer(X) * 2, terms=4)
 
 
 def test_overlap_is_an_identity() -> None:
@@ -423,7 +424,8 @@ def test_operations_on_two_ipus(strategy: str) -> None:
     found = inference(x)
     inference.destroy()
     with torch.no_grad():
-        torch.testing.assert_close(found, torch.cat([expected(reference, part) for part in x.chunk(4)]))
+        wanted = torch.cat([expected(reference, part) for part in x.chunk(4)])
+        assert_close_sums(found, wanted, terms=4, steps=4)
 
     model, training = TwoIpus(), options()
     training.Training.gradientAccumulation(4)
@@ -434,8 +436,7 @@ def test_operations_on_two_ipus(strategy: str) -> None:
     for part in x.chunk(4):
         ((expected(reference, part) - 1).square().mean() / 4).backward()
     optimizer.step()
-    for found_weight, expected_weight in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(found_weight.detach(), expected_weight.detach())
+    assert_close_sums(list(model.parameters()), list(reference.parameters()), terms=x.numel(), steps=4)
 
 
 def test_ctc_loss_trains_with_lengths_of_each_run() -> None:
@@ -461,9 +462,9 @@ def test_ctc_loss_trains_with_lengths_of_each_run() -> None:
             loss = reference(x, targets, lengths, target_lengths)
             loss.backward()
             optimizer.step()
-            torch.testing.assert_close(found, loss.detach())
+            assert_close_sums(found, loss.detach(), terms=x.numel(), steps=2)
         trainer.destroy()
-        torch.testing.assert_close(model.layer.weight.detach(), reference.layer.weight.detach())
+        assert_close_sums(model.layer.weight, reference.layer.weight, terms=x.numel(), steps=2)
 
 
 def test_half_inputs_meet_float_weights_in_a_body_as_outside() -> None:
@@ -483,7 +484,7 @@ def test_half_inputs_meet_float_weights_in_a_body_as_outside() -> None:
     for forward in (looped, branched):
         found = infer(forward, X.half(), layer=layer)
         assert found.dtype == torch.float16
-        torch.testing.assert_close(found, expected)
+        assert_close_sums(found, expected, terms=1)  # added up in float32, rounded once
 
 
 def test_half_inputs_and_float_weights_train_in_a_body() -> None:
@@ -495,8 +496,9 @@ def test_half_inputs_and_float_weights_train_in_a_body() -> None:
 
     expected, reference = train(once, X.half(), layer=linear())
     found, model = train(looped, X.half(), layer=linear())
-    torch.testing.assert_close(torch.stack(found), torch.stack(expected))
-    torch.testing.assert_close(model.layer.weight.detach(), reference.layer.weight.detach(), atol=1e-3, rtol=1e-3)
+    half = torch.float16  # each step rounds to it
+    assert_close_sums(found, expected, terms=1, steps=3, dtype=half)
+    assert_close_sums(model.layer.weight, reference.layer.weight, terms=1, steps=3, dtype=half)
 
 
 def test_values_needed_by_python_in_a_body_are_frozen() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch import MatMulSerializationMode as Mode
 from poptorch.ops.custom.call import CUSTOM_OP, CUSTOM_OP_GRADIENT
 from poptorch.program.opinfo import info_of
@@ -25,6 +26,9 @@ from poptorch.runtime import engine
 Function = Callable[["Layers", torch.Tensor], torch.Tensor]
 SIZE, ROWS = 4, 2
 """Features, and rows of a micro-batch."""
+
+LAYERS = 4
+"""Sums that follow one another: a layer and an operation on each IPU."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ def infer(case: Case, setting: Setting) -> None:
     reference = setting.model(case.meaning)
     with torch.no_grad():
         expected = torch.cat([reference(part) for part in x.split(ROWS)])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert_close_sums(found, expected, terms=SIZE, steps=LAYERS)
 
 
 def train(case: Case, setting: Setting) -> None:
@@ -290,15 +294,17 @@ def train(case: Case, setting: Setting) -> None:
     model.destroy()
     reference = setting.model(case.meaning)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    for found in losses:
+    for step, found in enumerate(losses, start=1):
         optimizer.zero_grad()
         parts = [reference(a, b) for a, b in zip(x.split(ROWS), target.split(ROWS), strict=True)]
         (sum(parts) / micro_batches).backward()
         optimizer.step()
         expected = torch.stack([part.detach() for part in parts])
-        torch.testing.assert_close(found.flatten().sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)
-    for (key, found), expected in zip(module.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+        assert_close_sums(
+            found.flatten().sort().values, expected.sort().values, terms=ROWS * SIZE, steps=LAYERS * step
+        )
+    ours, theirs = (dict(m.named_parameters()) for m in (module, reference))
+    assert_close_sums(ours, theirs, terms=micro_batches * ROWS, steps=LAYERS * len(losses))
 
 
 WORK = pytest.mark.parametrize("work", [infer, train])

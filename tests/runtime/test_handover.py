@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
+from closeness import assert_close_sums
 from host_code import change_code, change_stages
 from poptorch.executable.host_code import Code
 from poptorch.runtime import streams
@@ -85,7 +86,7 @@ def test_one_micro_batch_is_handed_over_as_it_is():
         result = executor(x)
     assert addresses == [result.data_ptr()]
     assert copies.elements == 0
-    torch.testing.assert_close(result, model(x))
+    assert_close_sums(result, model(x), terms=8, steps=2)
 
 
 def test_so_are_the_outputs_of_a_training_step():
@@ -108,7 +109,7 @@ def test_several_micro_batches_are_gathered_with_one_copy():
     with Copies() as copies:
         result = executor(x)
     assert copies.elements == result.numel()
-    torch.testing.assert_close(result, model(x))
+    assert_close_sums(result, model(x), terms=8, steps=2)
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
@@ -137,4 +138,4 @@ def test_stages_of_a_plan_deliver_directly(monkeypatch, iterations):
     assert [t.data_ptr() for t in taken] == [result.data_ptr()]
     assert len(given) == 2
     assert (result.data_ptr() in given) == (iterations == 1)
-    torch.testing.assert_close(result, model(x)[-result.shape[0] :])
+    assert_close_sums(result, model(x)[-result.shape[0] :], terms=8, steps=2)

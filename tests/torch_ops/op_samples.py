@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import poptorch
+from closeness import assert_close_sums, largest_of
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float16}
+SHORT = (torch.float16, torch.bfloat16)
+"""Types whose sums are made in float32: only the result is rounded to them."""
+
 LEARNING_RATE = 0.5
 
 
@@ -33,15 +37,45 @@ class Sample:
     grad: bool
     """Whether the row is also trained: gradients of every floating-point input and every parameter are compared."""
 
-    rtol: float
-    atol: float
+    steps: int = 1
+    """Sums that follow one another, or the condition number: by how much the function enlarges rounding errors."""
+
+    dtype: torch.dtype | None = None
+    """What inputs or results are rounded to on the way, if it is coarser than the type of the results."""
+
+    def check(self, actual: Any, expected: Any, outputs: Any, *, steps: int = 1) -> None:
+        """Floating-point values are equal but for the order of additions, everything else is equal.
+
+        No sum is longer than the largest of all tensors. What cancels out was as large as the inputs and the outputs,
+        or as the weights of the sum of outputs, which are at most 1.
+        """
+        tensors = [*self.inputs, *(t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor))]
+        scale = max([1.0, *(largest_of(t) for t in tensors if t.is_floating_point())])
+        terms = max([1, *(t.numel() for t in tensors)])
+        leaves, _ = pytree.tree_flatten_with_path(actual)
+        for (path, given), wanted in zip(leaves, pytree.tree_leaves(expected), strict=True):
+            short = self.dtype or (wanted.dtype if isinstance(wanted, Tensor) and wanted.dtype in SHORT else None)
+            name = f"{self.name}{pytree.keystr(path)}"
+            assert_close_sums(
+                {name: given},
+                {name: wanted},
+                terms=1 if short else terms,
+                steps=steps * self.steps,
+                scale=scale,
+                dtype=short,
+            )
 
 
 def op(
-    name: str, function: Callable[..., Any], *inputs: Tensor, grad: bool = True, rtol: float = 1e-5, atol: float = 1e-6
+    name: str,
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    grad: bool = True,
+    steps: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Sample:
     """A row for a function of tensors."""
-    return Sample(name, lambda: function, inputs, grad, rtol, atol)
+    return Sample(name, lambda: function, inputs, grad, steps, dtype)
 
 
 def const(name: str, function: Callable[..., Any], *inputs: Tensor, **settings: Any) -> Sample:
@@ -49,9 +83,7 @@ def const(name: str, function: Callable[..., Any], *inputs: Tensor, **settings: 
     return op(name, function, *inputs, grad=False, **settings)
 
 
-def layer(
-    name: str, make: Callable[[], nn.Module], *inputs: Tensor, grad: bool = True, rtol: float = 1e-4, atol: float = 1e-5
-) -> Sample:
+def layer(name: str, make: Callable[[], nn.Module], *inputs: Tensor, grad: bool = True, steps: int = 2) -> Sample:
     """A row for a module, made anew (with fixed initial weights) for each test."""
 
     def seeded() -> nn.Module:
@@ -59,7 +91,7 @@ def layer(
             torch.manual_seed(7)
             return make()
 
-    return Sample(name, seeded, inputs, grad, rtol, atol)
+    return Sample(name, seeded, inputs, grad, steps)
 
 
 # -- inputs --------------------------------------------------------------------------------------------------------
@@ -142,8 +174,8 @@ def check_inference(sample: Sample) -> None:
     model = poptorch.inferenceModel(Alone(function))
     for _ in range(1 if _has_state(function) else 2):
         inputs = _clones(sample.inputs)
-        _compare(model(*inputs), _narrowed(expected), sample)
-        _compare(inputs, expected_inputs, sample)
+        sample.check(_plain(model(*inputs)), _narrowed(expected), expected)
+        sample.check(inputs, expected_inputs, expected)
     model.destroy()
 
 
@@ -186,16 +218,10 @@ def _check_training(samples: Sequence[Sample]) -> None:
     results, _ = model(*(_clones(sample.inputs) for sample in samples))
     model.destroy()
     for sample, result, wanted in zip(samples, results, expected, strict=True):
-        _compare(result, _narrowed(wanted), sample)
-    for sample, part, other in zip(samples, ours.parts, reference.parts, strict=True):
-        for (name, after), wanted in zip(part.state_dict().items(), other.state_dict().values(), strict=True):
-            torch.testing.assert_close(
-                after,
-                wanted,
-                rtol=10 * sample.rtol,
-                atol=10 * sample.atol,
-                msg=lambda text, about=f"{sample.name}, {name}": f"{about}: {text}",
-            )
+        sample.check(_plain(result), _narrowed(wanted), wanted)
+    for sample, part, other, wanted in zip(samples, ours.parts, reference.parts, expected, strict=True):
+        # The backward pass follows the forward pass: twice as many sums.
+        sample.check(part.state_dict(), other.state_dict(), wanted, steps=2)
 
 
 def _has_state(function: Any) -> bool:
@@ -210,11 +236,5 @@ def _narrowed(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t.detach().to(NARROWED.get(t.dtype, t.dtype)), value)
 
 
-def _compare(actual: Any, expected: Any, sample: Sample) -> None:
-    torch.testing.assert_close(
-        pytree.tree_map_only(Tensor, lambda t: t.as_subclass(Tensor), actual),
-        expected,
-        rtol=sample.rtol,
-        atol=sample.atol,
-        equal_nan=True,
-    )
+def _plain(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: t.as_subclass(Tensor), value)

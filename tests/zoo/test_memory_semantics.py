@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from zoo_architecture import WithLoss
 
 import poptorch
+from closeness import assert_close_sums
 
 
 class Applied(nn.Module):
@@ -156,11 +157,11 @@ def test_buffers_carry_state_inside_one_call() -> None:
     x = torch.randn(6, 4)
     with torch.no_grad():
         expected = torch.cat([twin(block) for block in x.chunk(3)])
-    torch.testing.assert_close(torch.Tensor(model(x)), expected)
+    assert_close_sums(model(x), expected, terms=x.numel())
     assert module.calls.item() == 0, "an inference model never writes to the host by itself"
     model.copyWeightsToHost()
     assert module.calls.item() == 3
-    torch.testing.assert_close(module.mean, twin.mean)
+    assert_close_sums(module.mean, twin.mean, terms=x.numel())
 
 
 def test_batch_norm_statistics_follow_eager() -> None:

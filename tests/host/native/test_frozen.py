@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.host.native.frozen import generate_frozen
 from poptorch.host.native.inductor import Entry, Target
 from poptorch.runtime.values.weights import Weights
@@ -55,7 +56,7 @@ def answer(model: nn.Module, *inputs: torch.Tensor) -> Any:
 
 
 def assert_same(given: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(given.as_subclass(torch.Tensor), expected, rtol=1e-5, atol=1e-5)
+    assert_close_sums(given, expected, terms=2 * 3 * 3, steps=3)  # a convolution, its norm, another layer
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def reduced(name: str, make: Callable[..., nn.Module], *inputs: Tensor, **settin
 
     def row(reduction: str) -> Sample:
         loss = make(reduction=reduction, **settings)
-        return op(f"{name} {reduction}", lambda *args: loss(*args), *inputs, rtol=1e-4, atol=1e-5)
+        return op(f"{name} {reduction}", lambda *args: loss(*args), *inputs)
 
     return [row(r) for r in REDUCTIONS]
 
@@ -121,7 +121,7 @@ ROWS = [
     *reduced("MultiLabelSoftMarginLoss", nn.MultiLabelSoftMarginLoss, X, bools(4, 5).float()),
     *reduced("MultiLabelMarginLoss", nn.MultiLabelMarginLoss, X, torch.tensor([[3, 0, -1, 1, 4]] * 4)),
     *reduced("MultiMarginLoss", nn.MultiMarginLoss, X, CLASSES),
-    *(op(f"CTCLoss {r}", ctc(0, False, r), *CTC, rtol=1e-4, atol=1e-5) for r in REDUCTIONS),
-    op("CTCLoss blank", ctc(5, False, "mean"), *CTC, rtol=1e-4, atol=1e-5),
-    op("CTCLoss zero_infinity", ctc(0, True, "sum"), *TOO_SHORT, rtol=1e-4, atol=1e-5),
+    *(op(f"CTCLoss {r}", ctc(0, False, r), *CTC) for r in REDUCTIONS),
+    op("CTCLoss blank", ctc(5, False, "mean"), *CTC),
+    op("CTCLoss zero_infinity", ctc(0, True, "sum"), *TOO_SHORT),
 ]

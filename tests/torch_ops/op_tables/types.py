@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from op_samples import const, ints, normal
@@ -10,7 +11,7 @@ from torch import Tensor
 
 MIXED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 ALL = (*MIXED, torch.int16, torch.int8, torch.uint8, torch.bool)
-HALF = {"rtol": 5e-3, "atol": 5e-4}
+HALF: dict[str, Any] = {"dtype": torch.float16}
 
 
 def name(dtype: torch.dtype) -> str:
