@@ -12,7 +12,7 @@ from torch import nn
 
 import poptorch
 from closeness import assert_close_sums
-from poptorch.runtime import engine
+from poptorch.executor import session
 
 LEVELS = ["interpret", "native"]
 COUNT = 8
@@ -22,8 +22,8 @@ COUNT = 8
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run the test at one level, and be sure that it did."""
     compiled: list[object] = []
-    real = engine.to_native
-    monkeypatch.setattr(engine, "to_native", lambda *args: compiled.append(args) or real(*args))
+    real = session.native_code
+    monkeypatch.setattr(session, "native_code", lambda *args: compiled.append(args) or real(*args))
     monkeypatch.setenv("POPTORCH_CODEGEN", request.param)
     yield request.param
     assert bool(compiled) == (request.param == "native")
