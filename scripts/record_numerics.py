@@ -28,7 +28,7 @@ for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
 os.environ |= {"POPTORCH_CODEGEN": "interpret", "POPTORCH_LOG_LEVEL": "OFF", "OMP_NUM_THREADS": "1"}
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("zoo", "parallel", "torch_ops")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("", "zoo", "parallel", "torch_ops")]
 
 import argparse  # noqa: E402  these follow the settings above
 import copy  # noqa: E402
