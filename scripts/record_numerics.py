@@ -30,32 +30,32 @@ os.environ |= {"POPTORCH_CODEGEN": "interpret", "POPTORCH_LOG_LEVEL": "OFF", "OM
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("", "zoo", "parallel", "torch_ops")]
 
-import argparse  # noqa: E402  these follow the settings above
-import copy  # noqa: E402
-import hashlib  # noqa: E402
-import importlib  # noqa: E402
-import json  # noqa: E402
-import multiprocessing  # noqa: E402
-import pkgutil  # noqa: E402
-import re  # noqa: E402
-import time  # noqa: E402
-import warnings  # noqa: E402
-from collections.abc import Callable, Iterator, Sequence  # noqa: E402
-from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: E402
-from functools import partial  # noqa: E402
-from typing import Any, TypeAlias  # noqa: E402
+import argparse
+import copy
+import hashlib
+import importlib
+import json
+import multiprocessing
+import pkgutil
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from typing import Any, TypeAlias
 
-import op_samples  # noqa: E402
-import op_tables  # noqa: E402
-import parallel_models  # noqa: E402
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-from zoo_all import ARCHITECTURES  # noqa: E402
-from zoo_architecture import Architecture  # noqa: E402
+import op_samples
+import op_tables
+import parallel_models
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+from zoo_all import ARCHITECTURES
+from zoo_architecture import Architecture
 
-import poptorch  # noqa: E402
+import poptorch
 
 Hashes: TypeAlias = dict[str, str]
 Group: TypeAlias = Callable[[], Hashes]

@@ -61,6 +61,7 @@ def test_every_job_of_a_pipeline_has_a_span() -> None:
     found = kinds(trace)
     assert found[SpanKind.FORWARD] == found[SpanKind.BACKWARD] == 2 * 2 * 4 * 2  # parts, iterations, steps, replicas
     assert found[SpanKind.UPDATE] == 2
+    assert found[SpanKind.LEFTOVER] >= found[SpanKind.BACKWARD]  # gradients are added after the job
     assert found[SpanKind.INPUT] == found[SpanKind.OUTPUT] == 2 * 4 * 2
     jobs = {(s.kind, s.part, s.micro, s.replica) for s in trace.spans if s.kind is SpanKind.FORWARD}
     assert len(jobs) == found[SpanKind.FORWARD]

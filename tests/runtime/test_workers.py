@@ -91,3 +91,14 @@ def test_errors_of_work_left_behind_end_the_run(workers: int, deep: bool) -> Non
             graph_of("0F@0", "1F@0"), lambda task: (lambda: [fails]) if deep else fails, CoreShare(workers, 1)
         )
     run_tasks(graph_of("0F@0"), lambda task: None, CoreShare(workers, 1))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_without_leftover_work_ends_when_it_is_released(workers):
+    def execute(task: Task) -> Rest | None:
+        return (lambda: ()) if task.index else None
+
+    spans = run_tasks(graph_of("0F@0", "1F@0"), execute, CoreShare(workers, 1))
+    by_index = {span.task.index: span for span in spans}
+    assert by_index[0].end == by_index[0].released
+    assert by_index[1].end > by_index[1].released

@@ -78,7 +78,7 @@ def lower_for_device(
     >>> call = Signature(model.forward).bind((torch.empty(8, 4, device="meta"),), {})
     >>> print(lower_for_device(CompileRequest(model, call, Options(), training=False)).plan)
     sharded, 1 part
-    forward of part 0 (stage 0, phase 0, IPU 0): 2 operations, receives 0 values (0 bytes), sends 0
+    whole model (stage 0, phase 0, IPU 0): 2 operations, receives 0 values (0 bytes), sends 0
     """
     check_request(request)
     announce_partial_support(request.call)

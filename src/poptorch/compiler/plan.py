@@ -88,8 +88,9 @@ class Plan:
         for stage in self.stages:
             count = sum(1 for _ in stage.program.operations())
             received = sum(self.edges[e].num_bytes for e in stage.receives)
+            label = "whole model" if self.whole else stage.label
             lines.append(
-                f"{stage.label} ({self.parts[stage.part]}): {count} operations, "
+                f"{label} ({self.parts[stage.part]}): {count} operations, "
                 f"receives {len(stage.receives)} values ({received} bytes), sends {len(stage.sends)}"
             )
         return "\n".join(lines)

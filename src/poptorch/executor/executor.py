@@ -356,7 +356,7 @@ class PoplarExecutor:
         >>> model.compile(torch.zeros(2))
         >>> print(model.plan)
         sharded, 1 part
-        forward of part 0 (stage 0, phase 0, IPU 0): 1 operations, receives 0 values (0 bytes), sends 0
+        whole model (stage 0, phase 0, IPU 0): 1 operations, receives 0 values (0 bytes), sends 0
         """
         return self._compiled().plan
 

@@ -94,7 +94,8 @@ class _Run:
         released = time.perf_counter()
         self._release(task, busy=rest is not None)
         leftovers = () if rest is None else rest()
-        self.spans.append(Span(task, worker, start, time.perf_counter(), released))
+        ended = released if rest is None else time.perf_counter()
+        self.spans.append(Span(task, worker, start, ended, released))
         self._done(leftovers)
 
     def _release(self, task: Task, busy: bool) -> None:
