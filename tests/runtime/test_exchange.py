@@ -81,6 +81,24 @@ def test_random_keys_have_the_global_number_of_a_replica() -> None:
     assert here.of_update().key == there.of_update().key
 
 
+def test_replicas_are_numbered_over_the_processes_of_the_options() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    def drawn(replicas: int, process: int = 0, processes: int = 1) -> torch.Tensor:
+        options = poptorch.Options().replicationFactor(replicas).randomSeed(7)
+        options.Distributed.configureProcessId(process, processes)
+        executor = poptorch.inferenceModel(Noise(), options)
+        result = executor(torch.zeros(2 * replicas))
+        loop = executor.executable.device.loop
+        assert (loop.first_replica, loop.all_replicas) == (replicas * process, replicas * processes)
+        executor.destroy()
+        return result
+
+    assert torch.equal(torch.cat([drawn(2, 0, 2), drawn(2, 1, 2)]), drawn(4))
+
+
 def test_means_are_over_all_processes() -> None:
     loop = Loop(gradient_accumulation=3, replicas=2, first_replica=2, all_replicas=4)
     assert (loop.micro_batches_per_update, loop.all_micro_batches_per_update) == (6, 12)

@@ -88,6 +88,7 @@ class Settings:
 
 def loop_of(options: Any, training: bool) -> Loop:
     """The loop nest that the options ask for."""
+    processes = options.Distributed
     loop = Loop(
         device_iterations=options.device_iterations,
         gradient_accumulation=options.Training.gradient_accumulation if training else 1,
@@ -96,6 +97,8 @@ def loop_of(options: Any, training: bool) -> Loop:
         input_group_type=CommGroupType(options.input_cgt),
         output_mode=OutputMode(options.output_mode),
         return_period=options.output_return_period,
+        first_replica=options.replication_factor * processes.processId,
+        all_replicas=options.replication_factor * processes.numProcesses,
     )
     loop.check()
     return loop

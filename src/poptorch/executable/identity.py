@@ -12,8 +12,9 @@ from poptorch.program.update import UpdateProgram
 
 def identity(device: DeviceProgram) -> dict[str, str]:
     """Digests of the parts of a device program, by the names that error messages use."""
-    # Processes that share the work compile the same program, for other replicas.
-    loop = {name: str(value) for name, value in dataclasses.asdict(device.loop).items() if name != "first_replica"}
+    # Processes that share the work run the same program, each on replicas of its own.
+    others = ("first_replica", "all_replicas")
+    loop = {name: str(value) for name, value in dataclasses.asdict(device.loop).items() if name not in others}
     return {
         "model's graph": program_digest(device.program, exact=False),
         "weight update": "" if device.update is None else _update(device.update),
