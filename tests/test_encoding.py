@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+from closeness import assert_close_sums
 from poptorch.encoding import (
     Decoder,
     Encoder,
@@ -104,7 +105,7 @@ def test_graphs():
     assert Encoder().encode_graph(got) == entries
     x = torch.arange(6.0).reshape(3, 2)
     ours, theirs = (fx.GraphModule({}, g)(x) for g in (got, graph))
-    torch.testing.assert_close(ours, theirs)
+    assert_close_sums(ours, theirs, terms=8)
 
 
 def test_a_graph_with_state_is_refused():

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 
 
 class Function(nn.Module):
@@ -388,6 +389,6 @@ def test_a_wrapped_model_inside_another(compiled_before):
     with pytest.raises(poptorch.Error, match="inside the forward"):
         outer(torch.ones(1, 1))
     expected = inner.model(torch.ones(1, 1)).detach()
-    torch.testing.assert_close(inner(torch.ones(1, 1)), expected)
+    assert_close_sums(inner(torch.ones(1, 1)), expected, terms=2)
     plain = poptorch.inferenceModel(Function(lambda x: inner.model(x) + 1))
-    torch.testing.assert_close(plain(torch.ones(1, 1)), expected + 1)
+    assert_close_sums(plain(torch.ones(1, 1)), expected + 1, terms=2)

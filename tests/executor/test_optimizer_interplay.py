@@ -69,7 +69,7 @@ class TestSetOptimizer:
             reference(*batch)[1].backward()
             runs[1][1].step()
             runs[1][2].step()
-        torch.testing.assert_close(linear.fc.weight.data.clone(), reference.fc.weight.data)
+        assert_close_sums(linear.fc.weight.data.clone(), reference.fc.weight.data, terms=8, steps=5)
 
     def test_it_copies_no_weights(self, trained, batch, count_copies):
         executor, model = trained

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 
 
 def test_text_of_weights_changes_with_training_only(linear, batch):
@@ -36,7 +37,7 @@ def test_training_on_the_host_needs_an_explicit_copy(linear, batch):
     optimizer.step()
     assert torch.equal(executor(batch[0]), before)
     executor.copyWeightsToDevice()
-    torch.testing.assert_close(executor(batch[0]), linear(batch[0]).detach())
+    assert_close_sums(executor(batch[0]), linear(batch[0]).detach(), terms=4)
 
 
 def test_state_of_a_shared_model_has_no_types_of_ours(linear, batch):
@@ -86,7 +87,7 @@ def test_training_then_inference_of_one_batch_norm_model(batch):
     model.eval()
     inference = poptorch.inferenceModel(model)
     inference.compile(batch[0])
-    torch.testing.assert_close(inference(batch[0])[0], model(batch[0])[0].detach(), rtol=1e-4, atol=1e-5)
+    assert_close_sums(inference(batch[0])[0], model(batch[0])[0].detach(), terms=4, steps=2)
 
 
 @pytest.mark.parametrize(("iterations", "accumulation"), [(1, 1), (3, 1), (1, 5), (3, 5)])
@@ -112,8 +113,8 @@ def test_a_buffer_updated_from_a_parameter_follows_it(iterations, accumulation):
         for _ in range(accumulation):
             (reference(torch.ones(1, 1)) / accumulation).backward()
         optimizer.step()
-    torch.testing.assert_close(model.seen.clone(), reference.seen)
-    torch.testing.assert_close(model.w.detach().clone(), reference.w.detach())
+    assert_close_sums(model.seen.clone(), reference.seen, terms=15, steps=3)
+    assert_close_sums(model.w.detach().clone(), reference.w.detach(), terms=15, steps=3)
 
 
 def test_half_models_keep_their_type(batch):
@@ -121,7 +122,7 @@ def test_half_models_keep_their_type(batch):
     model.register_buffer("b", torch.ones(2).half())
     result = poptorch.inferenceModel(model)(batch[0].half())
     assert result.dtype is torch.float16
-    torch.testing.assert_close(result.float(), model.float()(batch[0]).detach(), atol=5e-3, rtol=5e-3)
+    assert_close_sums(result.float(), model.float()(batch[0]).detach(), terms=1, dtype=torch.float16, steps=2)
 
 
 def test_explicit_destroy_frees_the_device_for_another():

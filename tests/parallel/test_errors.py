@@ -8,6 +8,7 @@ from parallel_models import Perceptron, make_options
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 
 
 def run(model, options, rows, training=True):
@@ -123,7 +124,7 @@ def test_buffers_that_are_only_read_with_replicas():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
     executor = poptorch.inferenceModel(model, poptorch.Options().replicationFactor(2))
     x = torch.randn(4, 8)
-    torch.testing.assert_close(executor(x), model(x).detach())
+    assert_close_sums(executor(x), model(x).detach(), terms=16)
     assert not executor.program.mutated()
 
 

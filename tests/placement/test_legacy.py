@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch import _logging, ambient
 from poptorch.ambient import CaptureContext, Placement
 
@@ -142,7 +143,7 @@ def test_pipelining_can_be_switched_off(enabled):
     model = Wrapped()
     options = poptorch.Options().deviceIterations(2).enablePipelining(enabled)
     inference = poptorch.inferenceModel(model, options)
-    torch.testing.assert_close(inference(torch.ones(2, 2)), model(torch.ones(2, 2)))
+    assert_close_sums(inference(torch.ones(2, 2)), model(torch.ones(2, 2)), terms=4)
     ideal = inference.drawSchedule().splitlines()[1:3]
     assert ideal == (["IPU0 | 0F 1F .", "IPU1 | .  0F 1F"] if enabled else ["IPU0 | 0F .  1F .", "IPU1 | .  0F .  1F"])
 
@@ -151,4 +152,4 @@ def test_without_pipelining_one_micro_batch_is_enough():
     options = poptorch.Options().enablePipelining(False)
     model = nn.Sequential(nn.Linear(2, 2), poptorch.IPU(1, nn.Linear(2, 2)))
     x = torch.ones(1, 2)
-    torch.testing.assert_close(poptorch.inferenceModel(model, options)(x), model(x))
+    assert_close_sums(poptorch.inferenceModel(model, options)(x), model(x), terms=16, steps=3)

@@ -10,6 +10,7 @@ from op_samples import Alone, normal
 from torch import Tensor
 
 import poptorch
+from closeness import assert_close_sums
 
 X = normal(8, 6)
 
@@ -36,7 +37,7 @@ def test_the_start_may_differ_between_calls(name: str, shape: tuple[int, ...]) -
     model = poptorch.inferenceModel(Alone(SLICES[name]))
     for start in (1, 2, 3):
         s = torch.full(shape, start)
-        torch.testing.assert_close(model(X, s).as_subclass(Tensor), SLICES[name](X, s))
+        assert_close_sums(model(X, s).as_subclass(Tensor), SLICES[name](X, s), terms=1)
 
 
 def test_a_slice_past_the_end_continues_at_the_beginning() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import poptorch
+from closeness import assert_close_sums
 
 X = normal(4, 6)
 ONE = torch.tensor([1])
@@ -107,7 +108,7 @@ def test_a_refusal_leaves_the_executor_usable() -> None:
     model = poptorch.inferenceModel(Alone(lambda x: x[x > 0] if x.ndim == 2 else x * 2))
     with pytest.raises(poptorch.Error, match=MASKS):
         model(X)
-    torch.testing.assert_close(model(X[0]).as_subclass(Tensor), X[0] * 2)
+    assert_close_sums(model(X[0]).as_subclass(Tensor), X[0] * 2, terms=1)
 
 
 def test_bincount_complains_about_values_that_do_not_fit() -> None:
