@@ -20,6 +20,7 @@ import pytest
 
 from poptorch.compiler.pipeline import DEVICE_PASSES
 from poptorch.host.build import HOST_STEPS
+from poptorch.host.native_code import NATIVE_STEPS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 
@@ -252,6 +253,7 @@ def test_the_page_says_what_each_room_may_import() -> None:
 def test_the_page_lists_the_passes_and_the_steps() -> None:
     assert table("compiler pass") == [[step.name, step.reason] for step in DEVICE_PASSES]
     assert table("host step") == [[step.name, step.reason] for step in HOST_STEPS]
+    assert table("part of the native code") == [[step.name, step.reason] for step in NATIVE_STEPS]
 
 
 def test_every_name_on_the_page_exists() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -27,25 +28,26 @@ from poptorch.host.native.optimizers import updates_in_library, updates_many_wei
 from poptorch.host.store.code_store import CodeStore, code_key
 from poptorch.options.progress import Progress
 from poptorch.program.program import Program
-from poptorch.program.update import UpdateProgram
 
 
 def native_code(device: DeviceProgram, code: HostCode, store: CodeStore, progress: Progress) -> HostCode:
     """The same with native code wherever there is some; ``store`` knows what was compiled before."""
-    build = _NativeBuild(device, code, store, progress)
+    build = NativeBuild(device, code, store, progress)
     with side_by_side(lambda done, count: progress.note(f"C++ {done}/{count}")):
-        made = build.run()
+        for step in NATIVE_STEPS:
+            step.apply(build)
         progress.begin("C++")
     store.finish()  # before it, kernels may not be there
-    return dataclasses.replace(made, native_after=None)
+    return dataclasses.replace(build.made, native_after=None)
 
 
-class _NativeBuild:
-    """The code that a program needs, one after the other."""
+class NativeBuild:
+    """The native code of one device program while it is made."""
 
     def __init__(self, device: DeviceProgram, code: HostCode, store: CodeStore, progress: Progress) -> None:
+        # An interpreted step goes in any case: the update is native code, or follows native code.
+        self.made = dataclasses.replace(code, step=None, formats={})
         self._device = device
-        self._code = code
         self._store = store
         self._progress = progress
         self._target = target_for(code.program, torch.get_num_threads())
@@ -58,26 +60,40 @@ class _NativeBuild:
         self._count = (1 if code.alone else len(code.stages)) + (self._apart and not self._joined)
         progress.extend(self._count + 1)
 
-    def run(self) -> HostCode:
-        """Compile them."""
-        code, device, update = self._code, self._device, self._update
-        step = None
-        stages = code.stages
-        if not code.alone:
-            stages = tuple(self._stage(stage) for stage in code.stages)
-        elif self._joined and update is not None:
-            self._begin("step")
-            step = self._step(update)
-        if code.alone and step is None:
+    def join_update(self) -> None:
+        """One function for a micro-batch and its update, where each update has one micro-batch."""
+        if not self._joined or self._update is None:
+            return
+        self._begin("step")
+        program, update, target = self._device.program, self._update, self._target
+        key = code_key("step", program, update, target)
+        step = self._store.obtain(key, program, lambda: generate_native_step(program, update, target))
+        if step is not None:
+            self.made = dataclasses.replace(self.made, step=step, formats=weight_formats(program))
+
+    def generate_stages(self) -> None:
+        """The code of each stage, with the cores that stages beside it leave."""
+        code = self.made
+        if code.step is not None:
+            return
+        if code.alone:
             self._begin("micro-batch")
-            stages = (dataclasses.replace(stages[0], code=self._generate(code.program, generate_native, self._target)),)
-        made = code.update
-        if self._apart and step is None and update is not None:
-            self._begin("update")
-            made = self._generate_update(update)
-        formats = {} if step is None else weight_formats(device.program)
-        # The interpreted step, if there was one, goes: the update is native code, or follows native code.
-        return dataclasses.replace(code, stages=stages, step=step, formats=formats, update=made)
+            generated = self._generate(code.program, generate_native, self._target)
+            stages: tuple[HostStage, ...] = (dataclasses.replace(code.stages[0], code=generated),)
+        else:
+            stages = tuple(self._stage(stage) for stage in code.stages)
+        self.made = dataclasses.replace(code, stages=stages)
+
+    def generate_update(self) -> None:
+        """The code of the update, unless a library updates all weights at once."""
+        if not self._apart or self.made.step is not None or self._update is None:
+            return
+        self._begin("update")
+        update, target = self._update, Target(self._target.threads)
+        key = code_key("update", None, update, target)
+        generated = self._store.obtain(key, None, lambda: generate_native_update(update, target))
+        assert generated is not None
+        self.made = dataclasses.replace(self.made, update=generated)
 
     def _begin(self, what: str) -> None:
         self._begun += 1
@@ -85,24 +101,12 @@ class _NativeBuild:
 
     def _stage(self, stage: HostStage) -> HostStage:
         """Stages that run beside each other must not hold the interpreter lock, and share the cores."""
-        share = CoreShare.of(self._code.width)
+        share = CoreShare.of(self.made.width)
         generate = generate_native if self._device.plan.whole else generate_native_stage
         logger.debug("Compiling the %s", stage.description.label)
         self._begin(stage.description.label)
         target = target_for(stage.program, share.threads, share.workers > 1)
         return dataclasses.replace(stage, code=self._generate(stage.program, generate, target))
-
-    def _step(self, update: UpdateProgram) -> Code | None:
-        program, target = self._device.program, self._target
-        key = code_key("step", program, update, target)
-        return self._store.obtain(key, program, lambda: generate_native_step(program, update, target))
-
-    def _generate_update(self, update: UpdateProgram) -> Code:
-        target = Target(self._target.threads)
-        key = code_key("update", None, update, target)
-        generated = self._store.obtain(key, None, lambda: generate_native_update(update, target))
-        assert generated is not None
-        return generated
 
     def _generate(self, program: Program, generate: Callable[[Program, Target], Code], target: Target) -> Code:
         accumulates = self._device.accumulates
@@ -116,3 +120,19 @@ class _NativeBuild:
         generated = self._store.obtain(code_key(str(kind), program, None, target), program, make)
         assert generated is not None
         return generated
+
+
+@dataclass(frozen=True)
+class NativeStep:
+    """One part of the native code."""
+
+    name: str
+    apply: Callable[[NativeBuild], None]
+    reason: str
+
+
+NATIVE_STEPS: tuple[NativeStep, ...] = (
+    NativeStep("native step", NativeBuild.join_update, "first: where it exists, it is all the code that runs"),
+    NativeStep("native stages", NativeBuild.generate_stages, "each stage runs on its own, on its share of the cores"),
+    NativeStep("native update", NativeBuild.generate_update, "after the gradients of all micro-batches"),
+)
