@@ -85,5 +85,5 @@ def test_python_that_needs_the_value_names_the_attribute():
             return self.fc(x) if self.without.sum() > 0 else x
 
     model = Asks(torch.ones(2, device=META), device=torch.device("cpu"))
-    with pytest.raises(poptorch.Error, match=r"needs the value of a tensor in Python .*, but without has none"):
+    with pytest.raises(poptorch.Error, match=r"needs the value of a tensor in Python, at .*, but without has none"):
         lower(model, torch.device("cpu"))

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture.casting import MixedTypes, OperandCaster
+from poptorch.capture.evaluation import Evaluation, ordinary_execution
 from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.traits import traits_of
-from poptorch.program.opinfo import OpInfo, Sweep, has_info, set_info
+from poptorch.program.opinfo import OpInfo, SourceLocation, Sweep, has_info, set_info
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 
@@ -31,17 +31,22 @@ class Recorder(TorchDispatchMode):
     """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
 
     def __init__(
-        self, context: CaptureContext, excludes: Sequence[str], real_values: bool, cast: OperandCaster | None = None
+        self,
+        context: CaptureContext,
+        excludes: Sequence[str],
+        evaluation: Evaluation,
+        cast: OperandCaster | None = None,
     ) -> None:
         super().__init__()
         self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
         self._excludes = excludes
-        self._real_values = real_values
+        self._evaluation = evaluation
         self._by_sequence: dict[int, OpInfo] = {}
         self._backward: OpInfo | None = None
         self._streams = _RandomStreams()
         self._last: fx.Node | None = None
+        self._frozen_at: set[SourceLocation | None] = set()
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,10 +59,12 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
-        if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
-            return self._frozen_value(func, args, kwargs)
         info = self._current_info(func, args, kwargs)
-        result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
+        try:
+            result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
+        except DataDependentOutputException:
+            self._forget(func)
+            return self._frozen_value(func, args, kwargs)
         self._annotate_new_nodes(info)
         return result
 
@@ -67,13 +74,13 @@ class Recorder(TorchDispatchMode):
         if mode is None or isinstance(tensor, FakeTensor) or get_proxy_slot(tensor, mode.tracer, None) is not None:
             return tensor
         if id(tensor) not in self._copies:
-            with _ordinary_execution():
+            with ordinary_execution():
                 self._copies[id(tensor)] = (tensor, tensor.detach().clone())
         return self._copies[id(tensor)][1]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        with _ordinary_execution():
+        with ordinary_execution():
             for original, copy in self._copies.values():
                 copy.copy_(original)  # what the graph holds as a constant is the value before any write
 
@@ -114,6 +121,12 @@ class Recorder(TorchDispatchMode):
             node = node.prev
         self._last = newest
 
+    def _forget(self, func: Any) -> None:
+        """Remove the node of a call that failed after it was recorded."""
+        newest = next(iter(reversed(self.graph.nodes)), None)
+        if newest is not None and newest.target is func and not has_info(newest):
+            self.graph.erase_node(newest)
+
     @property
     def graph(self) -> fx.Graph:
         mode = get_proxy_mode()
@@ -136,9 +149,11 @@ class Recorder(TorchDispatchMode):
 
     def _frozen_value(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A value that Python needs now (``.item()``, ``if tensor``): constant in the program from here on."""
-        with disable_proxy_modes_tracing():
-            value = func(*args, **kwargs)
+        value = self._evaluation.value_of(func, args, kwargs)
         where = user_location(self._excludes)
+        if where in self._frozen_at:
+            return value  # said before: the next element of a list, the next round of a loop
+        self._frozen_at.add(where)
         message = (
             f"The value {value} of a tensor was used by Python at {where}: it is frozen into the program, which will "
             "always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop for "
@@ -152,13 +167,6 @@ class Recorder(TorchDispatchMode):
 def _sequence_number() -> int:
     """The number of the newest autograd node: that of the operation being recorded, if it has one."""
     return int(torch._C._autograd._get_sequence_nr()) - 1
-
-
-@contextmanager
-def _ordinary_execution() -> Iterator[None]:
-    """Neither recording nor pretending, as if no capture were going on."""
-    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
-        yield
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:

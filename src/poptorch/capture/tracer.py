@@ -1,24 +1,20 @@
 """Running the user's ``forward`` once and recording it, and its backward pass, as one graph.
 
-Fake tensors come first: nothing is computed or allocated. Where the model's Python needs real values, the recording is
-made again with real tensors on copies of the state, and control flow freezes to the path of the inputs at hand.
+Tensors are fake: nothing is computed or allocated. Where the model's Python needs a value, what was recorded so far is
+computed beside it (``evaluation``), and control flow freezes to the path of the inputs at hand.
 Nothing of the user's model changes: state, gradients, random numbers and flags are as before, whatever happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as torch_module
 
@@ -27,7 +23,8 @@ from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
-from poptorch.capture.locations import location_of
+from poptorch.capture.evaluation import Evaluation
+from poptorch.capture.locations import user_location
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.overrides import Overrides
@@ -67,8 +64,8 @@ class Recording:
 
     context: CaptureContext = field(repr=False)
     loss_scaled: bool = False
-    fake_mode: FakeTensorMode | None = field(default=None, repr=False)
-    """That of all values in the graph; ``None`` if real tensors were recorded."""
+    fake_mode: FakeTensorMode = field(kw_only=True, repr=False)
+    """That of all values in the graph."""
 
 
 @dataclass(frozen=True)
@@ -94,34 +91,14 @@ def record(request: Request) -> Recording:
     """Capture the model; raises what ``forward`` raises, untouched."""
     with torch.random.fork_rng(devices=[]):
         try:
-            return _attempt(request, real_values=False)
-        except DataDependentOutputException as why:
-            _check_values_exist(request, why)
-            logger.debug("Capturing again with real values: %s needs one", why.func)
+            return _attempt(request, request.training)
         except DynamicOutputShapeException as why:
             raise _dynamic_shape_error(why) from why
         except RuntimeError as why:
             if request.training or "does not require grad" not in str(why):
                 raise
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
-            return _attempt(request, real_values=False, grad=True)
-        return _attempt(request, real_values=True)
-
-
-def _check_values_exist(request: Request, why: DataDependentOutputException) -> None:
-    """Refuse to capture with real values where the model or its inputs have none."""
-    tensors = {entry.name: entry.tensor for entry in collect_state(request.model)}
-    tensors |= {spec.path: tensor for spec, tensor in zip(request.layout.specs, request.inputs, strict=True)}
-    missing = [name for name, tensor in tensors.items() if not has_values(tensor)]
-    missing += [name for name, _ in plain_without_values(request.model)]
-    if missing:
-        where = location_of(why, request.options._source_location_excludes)
-        line = "" if where is None else f", at {where}"
-        raise createPoptorchError(
-            f"The model needs the value of a tensor in Python ({why.func}{line}), but {missing[0]} has none: it is on "
-            "the meta device, or a fake tensor. Give the model and its inputs real values, or write the line with "
-            "operations on tensors."
-        ) from why
+            return _attempt(request, grad=True)
 
 
 def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
@@ -137,14 +114,12 @@ def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
     )
 
 
-def _attempt(request: Request, real_values: bool, grad: bool | None = None) -> Recording:
+def _attempt(request: Request, grad: bool) -> Recording:
     state = collect_state(request.model)
     for entry in state:
         entry.grouped = entry.name in request.grouped
     context = CaptureContext(options=request.options, training=request.training)
-    fake_mode = None if real_values else FakeTensorMode(allow_non_fake_inputs=True)
-    attempt = _Attempt(request, state, context, fake_mode, request.training if grad is None else grad)
-    return attempt.run()
+    return _Attempt(request, state, context, FakeTensorMode(allow_non_fake_inputs=True), grad).run()
 
 
 class _Attempt:
@@ -155,7 +130,7 @@ class _Attempt:
         request: Request,
         state: list[StateEntry],
         context: CaptureContext,
-        fake_mode: FakeTensorMode | None,
+        fake_mode: FakeTensorMode,
         grad: bool,
     ) -> None:
         self._request = request
@@ -164,6 +139,7 @@ class _Attempt:
         self._fake_mode = fake_mode
         self._grad = grad
         self._plain: dict[int, torch.Tensor] = {}
+        self._plain_names: list[str] = []
         self._structure: Structure | None = None
         self._num_results = 0
         self._gradients: list[int] = []
@@ -175,16 +151,14 @@ class _Attempt:
     def run(self) -> Recording:
         """Record and describe what was recorded."""
         request = self._request
-        state = stand_ins_for(self._state, self._stand_in)
-        for index, entry in enumerate(self._state):
-            if is_float_statistic(entry, request.options):
-                state[index] = self._stand_in(entry.tensor.detach().float())
-        self._plain = {id(t): self._stand_in(t) for _, t in plain_without_values(request.model)}
+        state = self._stand_ins(self._stand_in)
+        without_values = plain_without_values(request.model)
+        self._plain = {id(t): self._stand_in(t) for _, t in without_values}
+        self._plain_names = [name for name, _ in without_values]
         inputs = [self._input_stand_in(t) for t in request.inputs]
         scale = [self._stand_in(torch.ones(()))] if request.loss_scaled else []
         with ExitStack() as stack:
-            if self._fake_mode is not None:
-                stack.enter_context(self._fake_mode)
+            stack.enter_context(self._fake_mode)
             stack.enter_context(torch.set_grad_enabled(self._grad))
             # make_fx counts the parameters of plain functions only, so a bound method needs a wrapper.
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
@@ -200,14 +174,41 @@ class _Attempt:
             self._loss_position,
             self._context,
             request.loss_scaled,
-            self._fake_mode,
+            fake_mode=self._fake_mode,
         )
 
+    def _stand_ins(self, make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """One tensor for each entry of the state, of the type that the device keeps."""
+        state = stand_ins_for(self._state, make)
+        for index, entry in enumerate(self._state):
+            if is_float_statistic(entry, self._request.options):
+                state[index] = make(entry.tensor.detach().float())
+        return state
+
+    def _values(self) -> list[torch.Tensor]:
+        """Copies of the state and of the inputs, in the order of the placeholders."""
+        request = self._request
+        self._check_values_exist()
+        scale = [torch.ones(())] if request.loss_scaled else []
+        return [*self._stand_ins(_copy), *(_copy(t) for t in request.inputs), *scale]
+
+    def _check_values_exist(self) -> None:
+        """Refuse to compute values where the model or its inputs have none."""
+        request = self._request
+        named = [(entry.name, entry.tensor) for entry in self._state]
+        named += [(spec.path, tensor) for spec, tensor in zip(request.layout.specs, request.inputs, strict=True)]
+        missing = [*(name for name, tensor in named if not has_values(tensor)), *self._plain_names]
+        if missing:
+            where = user_location(request.options._source_location_excludes)
+            line = "" if where is None else f", at {where}"
+            raise createPoptorchError(
+                f"The model needs the value of a tensor in Python{line}, but {missing[0]} has none: it is on the meta "
+                "device, or a fake tensor. Give the model and its inputs real values, or write the line with "
+                "operations on tensors."
+            )
+
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype is torch.float64:
-            tensor = tensor.to(torch.float32)  # the device has no wider type
-        if self._fake_mode is None:
-            return tensor.detach().clone()
+        tensor = _narrowed(tensor)
         if has_values(tensor):
             return self._fake_mode.from_tensor(tensor)
         with self._fake_mode:  # the values will be on the host
@@ -215,8 +216,6 @@ class _Attempt:
 
     def _input_stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each argument is an input of its own, also if the user passes one tensor, or views of one, for several."""
-        if self._fake_mode is None:
-            return self._stand_in(tensor)
         dtype = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
         with self._fake_mode:
             stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
@@ -231,7 +230,7 @@ class _Attempt:
         rules, precision = MixedTypes.of(request.options), request.options.Precision
         parameters = [t for t in state if isinstance(t, nn.Parameter)]
         caster = OperandCaster(rules, parameters)
-        recorder = Recorder(context, excludes, self._fake_mode is None, caster)
+        recorder = Recorder(context, excludes, Evaluation(self._values), caster)
         args, kwargs = request.layout.rebuild(inputs)
         seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision)
         with ExitStack() as stack:
@@ -270,6 +269,15 @@ class _Attempt:
                 self._gradients.append(index)
                 gradients.append(tensor.grad)
         return gradients
+
+
+def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The device has no wider type than float32."""
+    return tensor.to(torch.float32) if tensor.dtype is torch.float64 else tensor
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return _narrowed(tensor).detach().clone()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

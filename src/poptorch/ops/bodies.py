@@ -52,6 +52,10 @@ def kind_of(tensor: torch.Tensor) -> Kind:
     return list(tensor.shape), tensor.dtype
 
 
+OUTER = "outer"
+"""Under this name an input of a body's graph holds the tensor of the surrounding model that it stands for."""
+
+
 @dataclass(frozen=True)
 class RecordedBody:
     """A body as text, together with the outer tensors that it uses.
@@ -211,6 +215,7 @@ class _StandIns(TorchFunctionMode):
         self.leaves.append(leaf)
         self._trace.outer.append(tensor)
         self._trace.captured.append(node)
+        node.meta[OUTER] = tensor
         if isinstance(tensor, torch.nn.Parameter):
             return leaf  # capture knows parameters by their memory
         return leaf.clone()  # not the leaf itself: the body may change it in place
