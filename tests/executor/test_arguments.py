@@ -707,12 +707,13 @@ class TestCustomParsers:
         with pytest.raises(poptorch.Error, match=re.escape("Shape mismatch for graph[0]")):
             executor(kind(torch.ones(2, 3), torch.ones(2, dtype=torch.int32)))
 
-    def test_unknown_containers_are_constants_going_in_and_refused_coming_out(self):
-        graph = self.Graph(torch.ones(2), torch.ones(1))
-        assert wrap(lambda x, g: x + g.nodes)(ones(2), graph).tolist() == [2, 2]
-        for hide in (lambda x: self.Graph(x + 1, x), lambda x: {"a": [self.Graph(x, x)]}, lambda x: {x + 1}):
-            with pytest.raises(poptorch.Error, match="registerCustomArgParser"):
-                wrap(hide)(ones(2))
+    def test_objects_without_a_parser_are_taken_apart_by_attributes(self):
+        executor = wrap(lambda x, g: {"a": [self.Graph(x + g.nodes, x)]})
+        for value in (1.0, 2.0):
+            result = executor(ones(2), self.Graph(torch.full((2,), value), torch.ones(1)))
+            assert result["a"][0].nodes.tolist() == [1 + value, 1 + value]
+        with pytest.raises(poptorch.Error, match="registerCustomArgParser"):
+            wrap(lambda x: {x + 1})(ones(2))
         assert wrap(lambda x: x + 1)(ones(1)).item() == 2
 
 

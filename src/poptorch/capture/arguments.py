@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from poptorch._logging import logger
+from poptorch.capture.objects import attributes_of, holds_tensors
 from poptorch.capture.state import check_has_elements
 from poptorch.capture.structure import (
     Branch,
@@ -177,6 +178,11 @@ class ArgumentLayout:
         """Positional and keyword arguments with ``tensors`` in the tensors' places."""
         return tuple(unflatten(self._positional, tensors)), dict(unflatten(self._keyword, tensors))
 
+    def constants(self) -> list[Any]:
+        """What is no tensor among the arguments."""
+        leaves = [leaf for part in (self._positional, self._keyword) for _, leaf in walk(part)]
+        return [leaf.value for leaf in leaves if isinstance(leaf, ConstantLeaf)]
+
     def check_traced_count(self, call: BoundCall) -> None:
         """A traced graph leaves out the ``None`` at the end: what is before them must stay the same in number."""
         expected, got = self._before_none, _before_none(call.positional)
@@ -223,6 +229,8 @@ class ArgumentLayout:
     def _compare_constant(expected: Any, value: Any, path: str) -> None:
         if type(value) is not type(expected):
             _mismatch(f"Type mismatch for {path}: expected {type(expected)} but got {type(value)}.")
+        if attributes_of(value) is not None and holds_tensors(value):
+            _mismatch(f"Value mismatch for {path}: a {type(value)} holds tensors now, and held none when compiling.")
         if not _same_constant(value, expected):
             _mismatch(f"Value mismatch for {path}: expected {expected} but got {value}.")
 
@@ -265,7 +273,16 @@ def _same_constant(value: Any, expected: Any) -> bool:
         return bool(expected != expected)
     if isinstance(value, np.ndarray):
         return bool(np.array_equal(value, expected))
+    if "__eq__" not in {name for base in type(value).__mro__[:-1] for name in vars(base)}:
+        return _same_attributes(attributes_of(value), attributes_of(expected))
     return bool(value == expected)
+
+
+def _same_attributes(value: Mapping[str, Any] | None, expected: Mapping[str, Any] | None) -> bool:
+    """Objects that define no equality are equal when their attributes are."""
+    if value is None or expected is None or value.keys() != expected.keys():
+        return False
+    return all(type(v) is type(expected[k]) and _same_constant(v, expected[k]) for k, v in value.items())
 
 
 def _before_none(values: Sequence[Any]) -> int:

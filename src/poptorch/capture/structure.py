@@ -1,20 +1,21 @@
 """Taking nested Python structures apart into tensors, and putting them together again.
 
 One walker serves call arguments, outputs and data batches: tuples, lists, dictionaries, named tuples, data classes,
-everything registered with torch's pytree (Hugging Face ``ModelOutput`` among them) and types with a custom argument
-parser. Whatever is none of these and no tensor is a constant.
+everything registered with torch's pytree (Hugging Face ``ModelOutput`` among them), types with a custom argument
+parser, and objects with tensors in their attributes, at any depth. All else is a constant.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from poptorch import arg_parsers
+from poptorch.capture.objects import attributes_of, holds_tensors, with_attributes
 from poptorch.errors import createPoptorchError
 
 
@@ -66,15 +67,22 @@ def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
     return structure.build([unflatten(child, tensors) for child in structure.children])
 
 
-def _describe(value: Any, tensors: list[torch.Tensor]) -> Structure:
+def _describe(value: Any, tensors: list[torch.Tensor], around: tuple[int, ...] = ()) -> Structure:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return TensorLeaf(len(tensors) - 1)
     split = children_of(value)
     if split is None:
         return ConstantLeaf(value)
+    if id(value) in around:
+        kind = type(value)
+        raise createPoptorchError(
+            f"A {kind.__module__}.{kind.__qualname__} among the arguments or results of the model contains itself. "
+            "Pass the tensors that it holds, or teach this type with poptorch.registerCustomArgParser."
+        )
     labels, items, build = split
-    return Branch(type(value), labels, tuple(_describe(item, tensors) for item in items), build)
+    inner = (*around, id(value))
+    return Branch(type(value), labels, tuple(_describe(item, tensors, inner) for item in items), build)
 
 
 Split = tuple[tuple[Any, ...], Sequence[Any], Callable[[Sequence[Any]], Any]]
@@ -99,9 +107,13 @@ def children_of(value: Any) -> Split | None:
         return tuple(value), list(value.values()), _mapping_builder(value)
     if isinstance(value, (tuple, list)):
         return tuple(range(len(value))), list(value), lambda items: kind(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_plain_dataclass(value):
         return _dataclass_children(value)
-    return None
+    attributes = attributes_of(value)
+    if attributes is None or not holds_tensors(attributes):
+        return None
+    names = tuple(attributes)
+    return names, list(attributes.values()), lambda items: with_attributes(value, names, items)
 
 
 def _mapping_builder(value: Mapping[Any, Any]) -> Callable[[Sequence[Any]], Any]:
@@ -115,6 +127,13 @@ def _mapping_builder(value: Mapping[Any, Any]) -> Callable[[Sequence[Any]], Any]
             return dict(pairs)  # a mapping with a constructor of its own
 
     return build
+
+
+def _is_plain_dataclass(value: Any) -> bool:
+    """Whether the constructor of a data class takes all that it holds."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    return all(field.init for field in dataclasses.fields(value))
 
 
 def _dataclass_children(value: Any) -> Split:
@@ -133,20 +152,12 @@ def walk(structure: Structure, path: str = "") -> Iterator[tuple[str, TensorLeaf
 
 
 def check_output_leaves(structure: Structure) -> None:
-    """Refuse results whose tensors nobody can find: they would be returned as they were during capture."""
+    """Refuse results with tensors that cannot be replaced: they would be returned as they were during capture."""
     for path, leaf in walk(structure, "output"):
-        if isinstance(leaf, ConstantLeaf) and _hides_tensors(leaf.value):
+        if isinstance(leaf, ConstantLeaf) and holds_tensors(leaf.value):
             kind = type(leaf.value)
             raise createPoptorchError(
                 f"The model returns a {kind.__module__}.{kind.__qualname__} ({path}), which contains tensors that "
-                "cannot be found: return tensors, tuples, lists, dictionaries, named tuples or data classes, or teach "
-                "this type with poptorch.registerCustomArgParser."
+                "cannot be found: return tensors, tuples, lists, dictionaries, named tuples, data classes or objects "
+                "with tensors in their attributes, or teach this type with poptorch.registerCustomArgParser."
             )
-
-
-def _hides_tensors(value: Any) -> bool:
-    if isinstance(value, (set, frozenset)):
-        inner: Iterable[Any] = value
-    else:
-        inner = getattr(value, "__dict__", {}).values() if not isinstance(value, type) else ()
-    return any(isinstance(item, torch.Tensor) for item in inner)

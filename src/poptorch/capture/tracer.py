@@ -27,6 +27,7 @@ from poptorch.capture.evaluation import Evaluation
 from poptorch.capture.locations import user_location
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.norms import cumulative_norms
+from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.state import (
@@ -237,6 +238,7 @@ class _Attempt:
             for mode in (ambient.capturing(context), recorder, *seen_calls):
                 stack.enter_context(mode)
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
+            stack.enter_context(contents_kept(request.layout.constants()))
             kept = plain_attributes_kept(request.model, self._plain)
             with replaced(self._state, state), kept, module_types(rules):
                 with _module_scopes(request), cumulative_norms(request.model):
