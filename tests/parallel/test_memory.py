@@ -354,6 +354,7 @@ def step_of(monkeypatch, make, data, mode=0):
     return allocations.peak, losses
 
 
+@pytest.mark.timeout(600)  # a C++ compiler at work
 @pytest.mark.parametrize("level", ["interpret", "native"])
 def test_recomputation_lowers_the_memory_of_a_step(monkeypatch, level):
     monkeypatch.setenv("POPTORCH_CODEGEN", level)
@@ -400,6 +401,7 @@ def eager_step_of(model, data):
     return allocations.peak
 
 
+@pytest.mark.timeout(600)  # a C++ compiler at work
 def test_native_code_frees_activations_as_early_as_eager_pytorch(monkeypatch):
     """Gradients of weights are computed, and used, before the backward pass goes on to the layer before."""
     monkeypatch.setenv("POPTORCH_CODEGEN", "native")
