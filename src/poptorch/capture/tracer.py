@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as torch_module
 
-from poptorch import ambient
+from poptorch import ambient, hooks
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
@@ -92,7 +92,7 @@ class Request:
 
 def record(request: Request) -> Recording:
     """Capture the model; raises what ``forward`` raises, untouched."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), hooks.substitutions():
         try:
             return _attempt(request, real_values=False)
         except DataDependentOutputException as why:
