@@ -14,6 +14,19 @@ NODE_DEVICE_ID = "POPDIST_NODE_DEVICE_ID"
 EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
 GCD_ID = "IPUOF_VIPU_API_GCD_ID"
 
+VARIABLES = {
+    NUM_TOTAL_REPLICAS: "replicas of the whole job; its presence means that a launcher started the process",
+    NUM_LOCAL_REPLICAS: "replicas of this instance",
+    NUM_IPUS_PER_REPLICA: "IPUs of each replica",
+    UNIFORM_REPLICAS: "1 if all instances have the same number of replicas",
+    REPLICA_INDEX_OFFSET: "the number of this instance's first replica among all",
+    LOCAL_INSTANCE_INDEX: "the number of this instance among those on its host",
+    NODE_DEVICE_ID: "the device that the instances of this host share, if the partition can be divided at will",
+    GCD_ID: "the number of this instance's part of the partition, if that is divided beforehand",
+    EXECUTABLE_CACHE_PATH: "the directory for compiled executables",
+}
+"""What the launcher sets, and what it means. Each is read when a function asks for it."""
+
 
 def read_number(name: str, default: int, at_least: int = 0) -> int:
     """The number in an environment variable, or ``default`` if the variable is not set.

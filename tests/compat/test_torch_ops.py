@@ -190,16 +190,45 @@ def test_identities_reach_the_graph() -> None:
     assert 0.3 in budgets
 
 
-def test_a_product_is_not_split_after_the_fact(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("product", [torch.matmul, lambda x, y: x @ y, torch.mm, torch.Tensor.mm])
+@pytest.mark.parametrize("training", [True, False])
+def test_products_are_split_after_the_fact(product: Any, training: bool) -> None:
+    mode = poptorch.MatMulSerializationMode.ReducingDim.value
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        result = OPS.set_matmul_serialization(product(x, torch.eye(4)), mode, 2, False)
+        return poptorch.identity_loss(result, "sum") if training else result
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(x * self.weight)
+
+    x = torch.arange(8.0).reshape(2, 4)
+    executor = poptorch.trainingModel(Model()) if training else poptorch.inferenceModel(Model())
+    assert torch.equal(executor(x), x.sum() if training else x)
+    targets = [str(node.target) for node in executor.program.operations()]
+    assert any("serialized_matmul" in target for target in targets)
+    assert not any(target.startswith(("aten.mm", "aten.matmul", "aten.bmm")) for target in targets), "nothing is left"
+
+
+def test_products_that_cannot_be_split() -> None:
     mode = poptorch.MatMulSerializationMode
     assert OPS.set_matmul_serialization(X, mode.Disabled.value, 0, False) is X
-    assert not caplog.text
-    executor = poptorch.inferenceModel(
-        Calls(lambda x: OPS.set_matmul_serialization(x @ torch.eye(3), mode.ReducingDim.value, 3, False))
-    )
-    assert torch.equal(executor(X), X)
-    assert caplog.text.count("poptorch.serializedMatMul") == 1
+    assert OPS.set_matmul_serialization(X, mode.ReducingDim.value, 3, False) is X, "nothing is captured"
     with pytest.raises(poptorch.Error, match="is no mode"):
         OPS.set_matmul_serialization(X, "diagonal", 2, False)
-    with pytest.raises(poptorch.Error, match="Invalid serialisation factor 0"):
-        OPS.set_matmul_serialization(X, mode.ReducingDim.value, 0, False)
+    unfit = {
+        "takes the result of a matrix product": lambda x: OPS.set_matmul_serialization(
+            x + 1, mode.ReducingDim.value, 3
+        ),
+        "Invalid serialisation factor 2": lambda x: OPS.set_matmul_serialization(
+            x @ torch.eye(3), mode.ReducingDim.value, 2
+        ),
+    }
+    for text, function in unfit.items():
+        with pytest.raises(poptorch.Error, match=text):
+            poptorch.inferenceModel(Calls(function))(X)

@@ -51,7 +51,7 @@ def test_one_instance_under_a_launcher(launch: Launch) -> None:
 
 def test_instances_of_different_sizes_have_no_numbers(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     launch(total=5, local=2, ipus=1, instance=0)
-    with pytest.raises(RuntimeError, match="5 replicas .* cannot be spread evenly over instances of 2"):
+    with pytest.raises(RuntimeError, match=r"5 replicas .* cannot be spread evenly over instances of 2"):
         popdist.getNumInstances()
     launch(total=6, local=2, ipus=1, instance=0, uniform=0)
     for getter in (popdist.getNumInstances, popdist.getInstanceIndex):

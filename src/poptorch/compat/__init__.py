@@ -28,8 +28,8 @@ NAMES: dict[str, str] = {
     "number.",
     "torch.ops.poptorch.recomputation_checkpoint(x)": "`poptorch.recomputationCheckpoint` of one tensor.",
     "torch.ops.poptorch.set_available_memory(x, proportion)": "`poptorch.set_available_memory`.",
-    "torch.ops.poptorch.set_matmul_serialization(x, mode, factor, keep_precision)": "checks its arguments and warns: "
-    "`poptorch.serializedMatMul` is what splits a product.",
+    "torch.ops.poptorch.set_matmul_serialization(x, mode, factor, keep_precision)": "compute the matrix product that "
+    "was just made in parts, as `poptorch.serializedMatMul`.",
     "torch.ops.poptorch.begin_ipu_block(stage_id, phase_id, ipu_id)": "start a block by the numbers of its stage, "
     "phase and IPU.",
     "torch.ops.poptorch.end_ipu_block()": "end the block, as leaving `poptorch.Block` does.",

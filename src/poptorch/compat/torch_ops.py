@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from poptorch import ambient, ops
-from poptorch._logging import warn_once
 from poptorch.enums import MatMulSerializationMode
 from poptorch.errors import createPoptorchError
 from poptorch.ops._library import NAMESPACE
 from poptorch.ops.layout import FLOAT_FORMATS
+from poptorch.ops.matmul import operands_of
 from poptorch.placement import IpuId, PhaseId, blocks, legacy
 
 _PUSHED = "compat.name_scopes"
@@ -122,20 +122,22 @@ _FLOAT_FORMAT_AT = 5
 """Its position after the title."""
 
 
-def set_matmul_serialization(matmul: torch.Tensor, mode: str, factor: int, keep_precision: bool) -> torch.Tensor:
-    """Returns the product as it is: it exists already, and only ``poptorch.serializedMatMul`` computes one in parts."""
+def set_matmul_serialization(
+    matmul: torch.Tensor, mode: str, factor: int, keep_precision: bool = False
+) -> torch.Tensor:
+    """Compute a product in parts after the fact; as ``poptorch.serializedMatMul`` with its operands."""
     known = [member.value for member in MatMulSerializationMode]
     if mode not in known:
         raise createPoptorchError(f"set_matmul_serialization: {mode!r} is no mode; use one of {', '.join(known)}.")
-    if mode != MatMulSerializationMode.Disabled.value:
-        if not isinstance(factor, int) or factor <= 0:
-            raise createPoptorchError(f"Invalid serialisation factor {factor}: it must be a positive number of parts.")
-        warn_once(
-            "set_matmul_serialization",
-            "torch.ops.poptorch.set_matmul_serialization does not split the product that it is given; the values are "
-            "the same. Call poptorch.serializedMatMul(lhs, rhs, mode, factor) to compute it in parts.",
+    if ambient.current() is None or mode == MatMulSerializationMode.Disabled.value:
+        return matmul
+    operands = operands_of(matmul)
+    if operands is None:
+        raise createPoptorchError(
+            "set_matmul_serialization takes the result of a matrix product (torch.matmul, @), as it is. Call "
+            "poptorch.serializedMatMul(lhs, rhs, mode, factor) instead."
         )
-    return matmul
+    return ops.serializedMatMul(*operands, MatMulSerializationMode(mode), factor, bool(keep_precision))
 
 
 def register() -> None:
