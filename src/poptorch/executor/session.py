@@ -27,7 +27,7 @@ from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.optimizer_link import OptimizerLink
-from poptorch.executor.outputs import DeviceTensor
+from poptorch.executor.outputs import as_result
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
 from poptorch.host.build import build_host
@@ -319,7 +319,7 @@ class Session:
         interface = self._interface
         constants = interface.host_results
         tensors = [
-            (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
+            as_result(constants[i].clone() if position < 0 else results[position])
             for i, position in enumerate(interface.result_positions)
         ]
         return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)
