@@ -16,6 +16,7 @@ from poptorch import ambient
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
+from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.plan import Plan
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, createPoptorchError
@@ -76,11 +77,14 @@ class PoplarExecutor:
             counting.check_inference_accumulation(
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
             )
-        captured = instrumentation.plain_shallow_copy(model)
+        if training:
+            self._model, captured = model, instrumentation.plain_shallow_copy(model)
+        else:
+            self._model = instrumentation.shallow_copy(model)
+            captured = instrumentation.plain_view(self._model)
         self._weights = HostWeights(captured, model, self._options, self)
         self._wrapped = Wrapped(model, captured, self._options, self._weights, link)
         self._signature = Signature(captured.forward)
-        self._model = model if training else instrumentation.shallow_copy(model)
         if training:
             instrumentation.instrument(model, self._weights, self)
         options._freeze()
@@ -105,7 +109,11 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and "_model" not in self.__dict__:
             raise AttributeError(name)
-        value = getattr(self._model, name)
+        try:
+            value = getattr(self._model, name)
+        except AttributeError as error:
+            what = f"{type(self).__name__!r} object has no attribute {name!r}, and its model has none either: {error}"
+            raise AttributeError(what, name=name, obj=self) from error
         if not self._training and isinstance(value, nn.Parameter):
             return self._weights.shown(value)
         return value
@@ -341,6 +349,15 @@ class PoplarExecutor:
     def executable(self) -> Executable:
         """The compiled model: what IPUs run, and the code by which this host runs it."""
         return self._compiled().executable
+
+    @property
+    def _executable(self) -> Executable | None:
+        """The compiled model or ``None``: libraries know this name and ask whether there is one."""
+        return None if self._session is None else self._session.executable
+
+    def _debugGetPopartIR(self) -> str:
+        """The operations of the compiled program as JSON, for tools and tests of programs."""
+        return ir_text(self._compiled().executable.device)
 
     @property
     def program(self) -> Program:

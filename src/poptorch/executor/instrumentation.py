@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from poptorch.errors import createPoptorchError
-from poptorch.executor.outputs import DeviceTensor
 
 _MARK = "_poptorch_watcher"
 
@@ -66,7 +65,7 @@ def is_watched_by(tensor: torch.Tensor, watcher: object) -> bool:
 def check_buffers(model: nn.Module) -> None:
     """Only plain tensors can be watched."""
     for name, buffer in model.named_buffers():
-        if type(buffer) not in (torch.Tensor, DeviceTensor):
+        if type(buffer) is not torch.Tensor:
             raise createPoptorchError(
                 f"All buffers must be an instance of torch.Tensor: {name} is a {type(buffer).__name__}"
             )
@@ -233,6 +232,18 @@ def shallow_copy(model: nn.Module) -> nn.Module:
     """A second module object around the same parameters, buffers and children."""
     copied: nn.Module = _shallow_copy(model, type(model))
     return copied
+
+
+def plain_view(model: nn.Module) -> nn.Module:
+    """The model in the user's own class: itself, or for an instrumented one an object with the same attributes.
+
+    What is written to one of them is seen in the other.
+    """
+    if not is_instrumented(model):
+        return model
+    view: nn.Module = object.__new__(type(model).__mro__[1])
+    view.__dict__ = model.__dict__
+    return view
 
 
 def plain_shallow_copy(model: nn.Module) -> nn.Module:

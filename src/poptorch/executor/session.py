@@ -27,7 +27,7 @@ from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.optimizer_link import OptimizerLink
-from poptorch.executor.outputs import DeviceTensor
+from poptorch.executor.outputs import as_result
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
 from poptorch.host.build import build_host
@@ -120,7 +120,9 @@ class Session:
         """The arguments of the compilation."""
 
         self.compile_time = datetime.timedelta()
-        self._traced = bool(wrapped.options.Jit._tracing_requested)
+        self.is_traced = bool(wrapped.options.Jit._tracing_requested)
+        """Whether the user asked for the tracing front end."""
+
         self._target = target
         self._interface = executable.device.interface
         self.store = store
@@ -179,7 +181,8 @@ class Session:
         if not offline:  # a program that never runs here needs no weights
             wrapped.weights.upload(engine)
         if wrapped.link is not None:
-            wrapped.link.compiled(self.optimizer, self.program, None if offline else engine, wrapped.weights.names())
+            names, groups = wrapped.weights.names(), wrapped.weights.groups
+            wrapped.link.compiled(self.optimizer, self.program, None if offline else engine, names, groups)
         self._load()
 
     def attach(self) -> None:
@@ -260,7 +263,7 @@ class Session:
     def run(self, call: BoundCall) -> Any:
         """Run the program on these arguments; returns what ``forward`` does."""
         wrapped, layout = self.wrapped, self._interface.layout
-        if self._traced:
+        if self.is_traced:
             layout.check_traced_count(call)
         given = layout.tensors_of(call)
         if wrapped.link is not None:
@@ -319,7 +322,7 @@ class Session:
         interface = self._interface
         constants = interface.host_results
         tensors = [
-            (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
+            as_result(constants[i].clone() if position < 0 else results[position])
             for i, position in enumerate(interface.result_positions)
         ]
         return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)
