@@ -205,7 +205,7 @@ class PoplarExecutor:
             self._session = None
         if not self._training:
             return
-        if instrumentation.watcher_of(self._user_model) is self._weights:
+        if instrumentation.belongs_to(self._user_model, self._weights):
             instrumentation.restore(self._user_model)
         elif session is not None:
             raise createPoptorchError(

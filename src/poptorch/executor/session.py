@@ -38,7 +38,7 @@ from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
 from poptorch.options.progress import Progress
 from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
-from poptorch.profiling.trace import NO_TRACE, Trace
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.program import Program, Role
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.engine import Engine
@@ -179,7 +179,7 @@ class Session:
         wrapped.weights.open(overlay=self.program.training and self.executable.code.alone)
         offline = is_offline(wrapped.options)
         if not offline:  # a program that never runs here needs no weights
-            wrapped.weights.upload(engine)
+            self._upload()
         if wrapped.link is not None:
             names, groups = wrapped.weights.names(), wrapped.weights.groups
             wrapped.link.compiled(self.optimizer, self.program, None if offline else engine, names, groups)
@@ -190,7 +190,7 @@ class Session:
         if self.is_attached:
             raise createPoptorchError("Device is already attached")
         self._target.attach(self.executable.device.ipus_per_replica)
-        self.wrapped.weights.upload(self.engine)
+        self._upload()
         self._load()
 
     def _load(self) -> None:
@@ -223,12 +223,17 @@ class Session:
         if link is not None:
             with weights.unwatched():
                 link.read_back()
-        weights.upload(self.engine)
+        self._upload()
+
+    def _upload(self) -> None:
+        with self.engine.trace.span(SpanKind.WEIGHTS_TO_DEVICE):
+            self.wrapped.weights.upload(self.engine)
 
     def download_weights(self) -> None:
         """Overwrite the host's parameters and buffers with the device's."""
         self._check_attached()
-        self.wrapped.weights.download(self.engine)
+        with self.engine.trace.span(SpanKind.WEIGHTS_TO_HOST):
+            self.wrapped.weights.download(self.engine)
 
     def upload_buffers(self) -> None:
         """Refresh the buffers that the options declare updatable."""
