@@ -104,7 +104,7 @@ from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.wrapping import inferenceModel, load, trainingModel
 
 # private names of the original that libraries use without importing their modules
-from poptorch import _args_parser, _poplar_executor, _utils
+from poptorch import _args_parser, _impl, _poplar_executor, _utils
 from poptorch.compat.torch_ops import register as _register_torch_ops
 
 

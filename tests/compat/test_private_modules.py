@@ -150,6 +150,54 @@ def test_it_is_a_class_method() -> None:
 # --- _impl and _utils ------------------------------------------------------------------------------------------
 
 
+def test_capturing_is_told_apart_from_running() -> None:
+    seen: list[bool] = []
+
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(poptorch._impl.isDispatchTracing())
+            return x + 1
+
+    model = Asks()
+    model(X)
+    poptorch.inferenceModel(model)(X)
+    model(X)
+    assert seen == [False, True, False]
+    assert poptorch._impl.isDispatchTracing() is False
+
+
+def test_a_model_is_unwrapped_for_a_while() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return poptorch.identity_loss(self.layer(x), "mean")
+
+    model = WithLoss()
+    before = model.layer.weight.detach().clone()
+    training = poptorch.trainingModel(model)
+    training(X)
+    poptorch._impl.unwrapModelIfNecessary(model)
+    assert type(model) is WithLoss
+    assert type(model.layer.weight) is nn.Parameter
+    assert type(model.calls) is torch.Tensor
+    assert not torch.equal(model.layer.weight, before), "the trained weights"
+    assert model.calls.item() == 1
+    between = model.layer.weight.detach().clone()
+    poptorch._impl.rewrapModelIfNecessary(model)
+    assert type(model) is not WithLoss
+    training(X)
+    assert not torch.equal(model.layer.weight.detach(), between)
+    training.destroy()
+    for function in (poptorch._impl.unwrapModelIfNecessary, poptorch._impl.rewrapModelIfNecessary):
+        function(model)  # "if necessary": nothing to do
+    assert type(model) is WithLoss
+
+
 def test_joining_batches_position_by_position() -> None:
     batches = [[torch.full((n, 2), n), torch.arange(n)] for n in (1, 2)]
     joined = poptorch._utils.combine_batch_tensors_gen(batches)
