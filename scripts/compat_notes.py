@@ -135,3 +135,15 @@ NOTES: tuple[Note, ...] = (
         "The host sums in float32; the type is recorded for the cost model.",
     ),
 )
+
+COMPANIONS: dict[str, str] = {
+    "popart": "The enumerations that programs pass to `Options._Popart.set`. Anything else is an `AttributeError` that "
+    "says that this is a compatibility package.",
+    "popdist": "Which part of a distributed job a process is. Everything works in a job of one instance, with or "
+    "without a launcher; the getters work in any job. Instances cannot communicate yet: what needs that raises "
+    "`RuntimeError`. `popdist.popdist_core` has the same names.",
+    "popdist.poptorch": "Options whose processes, replicas and device come from the launcher.",
+    "popdist.popart": "For programs that use PopART itself.",
+    "popdist.tensorflow": "For TensorFlow; raises `RuntimeError`.",
+}
+"""The packages that are installed with `poptorch`, and what they are for."""

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import compat_notes
 
 import poptorch
-from poptorch import environment
+from popdist import context as launcher
+from poptorch import compat, environment
 from poptorch.options.backend_keys import PASSTHROUGH_KEYS
 from poptorch.options.rows import Option
 from poptorch.options.table import OPTIONS
@@ -37,7 +38,7 @@ EFFECTS = {
     "later": "accepted, stored and checked; the part that acts on it is not there yet, and compiling with it warns",
 }
 
-IMPORTED_EXPLICITLY = ("testing",)
+IMPORTED_EXPLICITLY = ("testing", "distributed")
 SUBMODULES = ("optim", "profiling", *IMPORTED_EXPLICITLY)
 """Public modules whose names are listed too; the other public names are reached from ``poptorch`` itself."""
 
@@ -58,7 +59,9 @@ def main() -> int:
 
 def page() -> str:
     """The whole page."""
-    sections = [introduction(), differences(), options(), public_names(), variables()]
+    sections = [
+        introduction(), differences(), options(), public_names(), private_names(), companions(), variables(),
+    ]  # fmt: skip
     return "\n\n".join(sections) + "\n"
 
 
@@ -124,6 +127,25 @@ def public_names() -> str:
             continue  # its room is not there yet
         module = importlib.import_module(f"poptorch.{name}")
         parts += [f"### `poptorch.{name}`", names_table(f"poptorch.{name}", own_names(module))]
+    return "\n\n".join(parts)
+
+
+def private_names() -> str:
+    """The names that are no part of the public API, but that libraries use."""
+    text = "Public libraries and programs use these names of the original, which it never documented."
+    rows = [(f"`{name}`", purpose) for name, purpose in compat.NAMES.items()]
+    return f"## Private names of the original\n\n{text}\n\n" + table(("name", "what it does"), rows)
+
+
+def companions() -> str:
+    """The packages beside ``poptorch`` that are installed with it."""
+    parts = ["## Companion packages", "Programs import these beside `poptorch`; they come with the same installation."]
+    for package, purpose in compat_notes.COMPANIONS.items():
+        module = importlib.import_module(package)
+        names = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
+        parts += [f"### `{package}`", purpose, names_table(package, names)]
+    read = [(f"`{name}`", purpose) for name, purpose in launcher.VARIABLES.items()]
+    parts += ["### Environment variables of the launcher", table(("variable", "meaning"), read)]
     return "\n\n".join(parts)
 
 

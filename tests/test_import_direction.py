@@ -81,6 +81,8 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": {*FOUNDATION, "options", "runtime"},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
+    # private names of the original that libraries use
+    "compat": {*FOUNDATION, "placement", "ops"},
 }
 
 FACADES = {

@@ -103,6 +103,10 @@ from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.wrapping import inferenceModel, load, trainingModel
 
+# private names of the original that libraries use without importing their modules
+from poptorch import _args_parser, _impl, _poplar_executor, _utils
+from poptorch.compat.torch_ops import register as _register_torch_ops
+
 
 def __getattr__(name: str) -> object:
     """Names of earlier releases; each use logs what to write instead."""
@@ -112,4 +116,5 @@ def __getattr__(name: str) -> object:
 
 
 _prepare_process()
+_register_torch_ops()
 registerGeometricCustomArgParsers()

@@ -183,7 +183,7 @@ class Retyped(Numbers):
     """Items change their type."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(3, dtype=torch.float32 if index < 5 else torch.float64)
+        return torch.full((3,), index / 2, dtype=torch.float32 if index < 5 else torch.float64)
 
 
 class WithGradient(Numbers):

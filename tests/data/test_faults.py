@@ -203,20 +203,28 @@ def test_terminate_escalates(tmp_path: Path) -> None:
 # --- data that does not fit ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dataset", "text"),
-    [
-        (Growing(10), "float32[2, 4], but the ring buffer holds float32[2, 3]"),
-        (Retyped(10), "float64[2, 3], but the ring buffer holds float32[2, 3]"),
-    ],
-    ids=["shape", "type"],
-)
-def test_items_unlike_the_first_one(dataset: Any, text: str) -> None:
-    loader = DataLoader(Options(), dataset, batch_size=2, mode=DataLoaderMode.Async, sampler=[0, 1, 2, 3, 5, 6])
+def test_items_of_another_shape_than_the_first_one() -> None:
+    loader = DataLoader(Options(), Growing(10), batch_size=2, mode=DataLoaderMode.Async, sampler=[0, 1, 2, 3, 5, 6])
     message = raised(lambda: list(loader), AssertionError)
     assert "An error occurred in the data fetcher" in message
-    assert text in message
+    assert "float32[2, 4], but the ring buffer holds float32[2, 3]" in message
     assert "pad in collate_fn" in message
+
+
+@pytest.mark.parametrize("mode", [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_of_another_type_are_converted(mode: DataLoaderMode, workers: int) -> None:
+    with DataLoader(Options(), Retyped(10), batch_size=2, mode=mode, num_workers=workers) as loader:
+        batches = [batch.clone() for batch in loader]
+    assert {batch.dtype for batch in batches} == {torch.float32}
+    assert torch.equal(torch.cat(batches)[:, 0], torch.arange(10.0) / 2)
+
+
+def test_numbers_of_another_type_in_a_tuple_are_converted() -> None:
+    items = [(torch.tensor([1, 2]), torch.tensor([0.5])), (torch.tensor([3.0, 4.0]), torch.tensor([1]))]
+    with AsynchronousDataAccessor(items) as accessor:
+        found = [(left.tolist(), right.tolist(), left.dtype, right.dtype) for left, right in accessor]
+    assert found == [([1, 2], [0.5], torch.int64, torch.float32), ([3, 4], [1.0], torch.int64, torch.float32)]
 
 
 @pytest.mark.parametrize(
@@ -388,6 +396,41 @@ def test_no_process_outlives_a_killed_program(
         process.send_signal(number)
         process.wait(timeout=20)
         wait_until(lambda: all_gone(below), "no orphan is left")
+
+
+LOGGED = """
+import os, signal, sys, time, poptorch
+from observing import descendants, wait_until
+from sample_sets import Numbers
+if __name__ == "__main__":
+    loader = poptorch.DataLoader(
+        poptorch.Options(), Numbers(8), num_workers=2, mode=poptorch.DataLoaderMode.Async,
+        async_options=dict(sharing_strategy=poptorch.SharingStrategy[sys.argv[1]]),
+    )
+    if sys.argv[2] == "iterate":
+        list(loader)
+    loading = [pid for pid in descendants(os.getpid()) if os.getpgid(pid) != os.getpgrp()]
+    assert len(loading) == 3, "background process and two workers"
+    for pid in loading:
+        os.kill(pid, signal.SIGINT)
+    wait_until(lambda: not set(loading) & descendants(os.getpid()), "the loading processes end")
+    loader.terminate()
+"""
+
+
+@pytest.mark.parametrize("iterate", ["iterate", "wait"])
+@pytest.mark.parametrize("strategy", ["ForkServer", "Fork", "SharedMemory"])
+def test_interrupted_processes_log_nothing_above_debug(tmp_path: Path, strategy: str, iterate: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(LOGGED)
+    settings = {"PYTHONPATH": os.pathsep.join([HERE, os.environ["PYTHONPATH"]]), "POPTORCH_LOG_LEVEL": "DEBUG"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), strategy, iterate],
+        env=os.environ | settings, text=True, capture_output=True, timeout=100, check=True, start_new_session=True,
+    )  # fmt: skip
+    lines = (done.stdout + done.stderr).splitlines()
+    assert lines, "debug lines are on"
+    assert [line for line in lines if "[debug]" not in line.lower()] == []
 
 
 @pytest.mark.parametrize("strategy", [SharingStrategy.ForkServer, SharingStrategy.Fork])

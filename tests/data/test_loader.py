@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import warnings
 from typing import Any
 
 import pytest
@@ -247,6 +249,17 @@ def test_every_element_once_per_worker_is_worth_a_warning(caplog: pytest.LogCapt
     assert "IterableDataset used with num_workers=2" in caplog.text
     assert "no worker_init_fn specified" in caplog.text
     assert sorted(joined(values(loader))) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_too_many_workers_are_worth_one_warning(mode: DataLoaderMode, loaders: Any, capfd: Any) -> None:
+    workers = len(os.sched_getaffinity(0)) + 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = loaders(options(2), Numbers(8), mode=mode, num_workers=workers)
+        assert [len(list(loader)) for _ in range(2)] == [4, 4]
+    assert len([w for w in caught if "worker processes in total" in str(w.message)]) == 1
+    assert "worker processes in total" not in capfd.readouterr().err, "none from the background process"
 
 
 # --- arguments -------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class Clock:
 def test_waiting_and_working_are_told_apart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     monkeypatch.setattr(waiting, "time", clock)
-    poptorch.setLogLevel("INFO")
+    poptorch.setLogLevel("DEBUG")
     meter = WaitMeter("loader", advice="use more workers")
 
     def batch(wait: float, work: float) -> None:
@@ -159,7 +159,7 @@ def test_waiting_and_working_are_told_apart(monkeypatch: pytest.MonkeyPatch, cap
     batch(wait=1, work=3)
     meter.start()
     clock.now += 1
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         meter.end_epoch()
     clock.now += 100  # between epochs: neither
     meter.begin_epoch()
@@ -176,9 +176,9 @@ def test_waiting_and_working_are_told_apart(monkeypatch: pytest.MonkeyPatch, cap
 @pytest.mark.parametrize("mode", list(DataLoaderMode))
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_mode_reports(mode: DataLoaderMode, workers: int, caplog: pytest.LogCaptureFixture) -> None:
-    poptorch.setLogLevel("INFO")
+    poptorch.setLogLevel("DEBUG")
     with (
-        caplog.at_level(logging.INFO),
+        caplog.at_level(logging.DEBUG),
         DataLoader(Options().deviceIterations(2), Numbers(10), mode=mode, num_workers=workers) as loader,
     ):
         assert loader.waitReport().verdict == "nothing has been loaded yet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
 from typing import NamedTuple
 
@@ -323,6 +324,96 @@ class TestTypes:
         assert executor(result).tolist() == [3, 3]
 
 
+class TestFormOfTheCall:
+    """``forward`` is called as the user called the executor."""
+
+    @staticmethod
+    def recording(function):
+        calls = []
+
+        @functools.wraps(function)
+        def recorded(*args, **kwargs):
+            calls.append((len(args), list(kwargs)))
+            return function(*args, **kwargs)
+
+        return Function(recorded), calls
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "seen"),
+        [
+            ((ones(1),), {}, (1, [])),
+            ((), {"x": ones(1)}, (0, ["x"])),
+            ((ones(1),), {"z": ones(1)}, (1, ["z"])),
+            ((), {"z": ones(1), "x": ones(1)}, (0, ["z", "x"])),
+            ((ones(1), 2.0), {}, (2, [])),
+            ((ones(1),), {"only": 3}, (1, ["only"])),
+        ],
+    )
+    def test_nothing_is_added_or_moved(self, args, kwargs, seen):
+        model, calls = self.recording(lambda x, y=1.0, z=None, *, only=2: x * y + only + (0 if z is None else z))
+        poptorch.inferenceModel(model)(*args, **kwargs)
+        assert calls == [seen]
+
+    def test_defaults_with_tensors_are_inputs_and_go_by_name(self):
+        model, calls = self.recording(lambda x, y=None, z=torch.ones(1): x + z)
+        executor = poptorch.inferenceModel(model)
+        assert executor(ones(1)).item() == 2
+        assert calls == [(1, ["z"])]
+        assert executor(ones(1), None, ones(1) * 4).item() == 5
+
+    def test_defaults_with_tensors_that_have_no_name(self):
+        def forward(x, y=2.0, z=torch.ones(1), /, w=3.0):
+            return x * y + z + w
+
+        model, calls = self.recording(forward)
+        executor = poptorch.inferenceModel(model)
+        assert executor(ones(1)).item() == 6
+        assert calls == [(3, [])]
+
+    def test_decorators_may_add_arguments_of_their_own(self):
+        def add_cache(function):
+            @functools.wraps(function)
+            def wrapper(self, *args, **kwargs):
+                return function(self, *args, use_cache=kwargs.pop("use_cache", True), **kwargs)
+
+            return wrapper
+
+        class Model(nn.Module):
+            @add_cache
+            def forward(self, x, mask=None, use_cache=None):
+                return x + (1 if use_cache else 0) + (0 if mask is None else mask)
+
+        executor = poptorch.inferenceModel(Model())
+        assert executor(ones(1)).item() == 2
+        assert executor(ones(1), None).item() == 2
+        assert poptorch.inferenceModel(Model())(ones(1), mask=ones(1), use_cache=False).item() == 2
+
+    def test_the_form_is_part_of_an_exported_file(self, tmp_path):
+        model, calls = self.recording(lambda x, y=1.0, z=None: x * y if z is None else x + z)
+        path = str(tmp_path / "model.poptorch")
+        poptorch.inferenceModel(model).compileAndExport(path, z=ones(1), x=ones(1), export_model=False)
+        executor = poptorch.inferenceModel(model)
+        executor.loadExecutable(path)
+        assert calls == [(0, ["z", "x"])] * 2
+        assert executor(ones(1), z=ones(1)).item() == 2
+
+    def test_a_model_of_transformers_wrapped_directly(self):
+        transformers = pytest.importorskip("transformers", reason="needs the transformers package")
+        config = transformers.BertConfig(
+            vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+        )
+        model = transformers.BertModel(config).eval()
+        words, mask = torch.arange(8).reshape(2, 4), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        executor = poptorch.inferenceModel(model)
+        for given in ((words, mask), (words,)):
+            named = {} if len(given) == 2 else {"attention_mask": mask}
+            result = executor(*given, **named)
+            with torch.no_grad():
+                expected = model(words, attention_mask=mask)
+            assert type(result) is type(expected)
+            assert_close_sums(result.last_hidden_state, expected.last_hidden_state, terms=256)
+
+
 class TestTracing:
     """What only holds after ``Jit.traceModel(True)``."""
 
@@ -365,6 +456,12 @@ class TestTracing:
             wrap(lambda x, y=torch.ones(1): x, traced())(ones(1), None)
         with pytest.raises(poptorch.Error, match="'None' may not be passed"):
             wrap(lambda x, y: x, traced())(ones(1), None)
+
+    def test_defaults_that_the_caller_left_out_are_not_refused(self):
+        executor = wrap(lambda x, y=None, z=torch.ones(1), n=2.0, d={}: x + z * n, traced())  # noqa: B006
+        assert executor(ones(1)).item() == 3
+        with pytest.raises(poptorch.Error, match="'None' may not be passed"):
+            executor(ones(1), None)
 
     def test_other_checks_stay_the_same(self):
         executor = wrap(lambda x: x[0] * x[1], traced())

@@ -197,6 +197,7 @@ class TestBackward:
 
         result = wrapper(Model())(torch.ones(1, 2))
         for tensor in (result["loss"], *result["rest"][:1], *result["rest"][1]):
+            assert type(tensor) is torch.Tensor
             with pytest.raises(poptorch.Error) as error:
                 tensor.backward()
             assert error.value.message.startswith(

@@ -62,6 +62,30 @@ def test_the_factor_doubles_while_gradients_are_small(kind: str) -> None:
         assert factor(optimizer) == expected
 
 
+@pytest.mark.parametrize("scaling", [1.0, 2.0])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_loss_scale_of_a_call_can_be_anchored(kind: str, scaling: float) -> None:
+    options = poptorch.Options()
+    options.anchorTensor("scale", "finalLossScale")
+    model, optimizer = automatic(Small().half(), options, kind, loss_scaling=scaling)
+    x = torch.ones(2, 4).half()
+    model.compile(x, x)
+    assert "finalLossScale" in model.getTensorNames()
+    for _ in range(3):
+        before = factor(optimizer)
+        model(x, x)
+        assert model.getAnchoredTensor("scale").item() == scaling * before
+
+
+def test_the_anchored_loss_scale_follows_each_step_of_a_call() -> None:
+    options = poptorch.Options().deviceIterations(3)
+    options.anchorTensor("scale", "finalLossScale", poptorch.OutputMode.All)
+    options.Training.gradientAccumulation(3)
+    model, _ = automatic(TwoIpus().half(), options, loss_scaling=2.0)
+    model(torch.ones(9, 4).half(), torch.zeros(9, 4).half())
+    assert model.getAnchoredTensor("scale").tolist() == [2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0]
+
+
 def test_the_factor_halves_at_the_edge_and_the_weights_are_updated_all_the_same() -> None:
     class Known(nn.Module):
         def __init__(self) -> None:

@@ -50,6 +50,25 @@ class BoundCall:
     defaulted: frozenset[str] = frozenset()
     """Names of the parameters that took their defaults."""
 
+    by_name: tuple[str, ...] = ()
+    """Names of the arguments that ``forward`` gets by name, in that order."""
+
+    left_out: frozenset[str] = frozenset()
+    """Names of the parameters that ``forward`` is called without."""
+
+    def as_given(self, positional: Sequence[Any], keyword: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """These values, which are in signature order, in the form of the call: what goes by position and by name.
+
+        >>> call = Signature(lambda x, y=1, z=2: x).bind((10,), {"z": 30})
+        >>> call.positional, call.as_given(call.positional, call.keyword)
+        ((10, 1, 30), ((10,), {'z': 30}))
+        """
+        if not self.by_name and not self.left_out:
+            return tuple(positional), dict(keyword)
+        named = {**dict(zip(self.names, positional, strict=True)), **keyword}
+        elsewhere = self.left_out.union(self.by_name)
+        return tuple(named[n] for n in self.names if n not in elsewhere), {n: named[n] for n in self.by_name}
+
 
 class Signature:
     """How the user model's ``forward`` may be called; read once, when the model is wrapped."""
@@ -65,6 +84,17 @@ class Signature:
         ]
         self._names = tuple(p.name for p in self._by_position)
         self._only_positional = len(self._by_position) == len(self._parameters)
+        self._tensor_defaults = frozenset(p.name for p in self._parameters if flatten(p.default)[0])
+        """A default with tensors is an input of the program: a later call may give another one."""
+
+        self._must_go_by_position = max(
+            (
+                i + 1
+                for i, p in enumerate(self._by_position)
+                if p.kind is inspect.Parameter.POSITIONAL_ONLY and p.name in self._tensor_defaults
+            ),
+            default=0,
+        )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundCall:
         """Match arguments with parameters; omitted ones take their defaults."""
@@ -87,7 +117,11 @@ class Signature:
         keyword.update({k: v for k, v in kwargs.items() if k not in known and k not in keyword})
         given = {*self._names[: len(args)], *kwargs}
         defaulted = frozenset(p.name for p in self._parameters if p.kind not in _VARIADIC and p.name not in given)
-        return BoundCall(tuple(names), tuple(positional), keyword, defaulted)
+        by_position = self._names[: max(len(args), self._must_go_by_position)]
+        inputs = [p.name for p in self._parameters if p.name in defaulted & self._tensor_defaults]
+        by_name = tuple(name for name in (*kwargs, *inputs) if name not in by_position)
+        left_out = defaulted.difference(by_name, by_position)
+        return BoundCall(tuple(names), tuple(positional), keyword, defaulted, by_name, left_out)
 
     def _check_names(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if not self._has_args and len(args) > len(self._by_position):
@@ -148,6 +182,7 @@ class ArgumentLayout:
         tensors, structure = flatten((call.positional, call.keyword))
         assert isinstance(structure, Branch)
         self._positional, self._keyword = structure.children
+        self._call = call
         self._names = call.names
         paths = _tensor_paths(self._positional, call.names) + _tensor_paths(self._keyword, None)
         self.specs = [TensorSpec(p, t.shape, t.dtype) for p, t in zip(paths, tensors, strict=True)]
@@ -175,8 +210,8 @@ class ArgumentLayout:
         return True
 
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments with ``tensors`` in the tensors' places."""
-        return tuple(unflatten(self._positional, tensors)), dict(unflatten(self._keyword, tensors))
+        """Positional and keyword arguments as the user gave them, with ``tensors`` in the tensors' places."""
+        return self._call.as_given(unflatten(self._positional, tensors), unflatten(self._keyword, tensors))
 
     def constants(self) -> list[Any]:
         """What is no tensor among the arguments."""
@@ -359,12 +394,14 @@ def _contains_mapping(value: Any) -> bool:
 def check_tracing_rules(call: BoundCall, signature: Signature) -> None:
     """The argument types that ``Jit.traceModel(True)`` takes: tensors, in tuples and lists, and trailing ``None``."""
     for name, value in [*zip(call.names, call.positional, strict=True), *call.keyword.items()]:
-        _refuse_dictionaries(value, name, name)
+        if name not in call.left_out:
+            _refuse_dictionaries(value, name, name)
     if any(isinstance(value, list) for value in call.positional):
         logger.warning("Lists as inputs only have partial support, they can be accessed but full Python "
                        "functionality is not enabled. Consider changing input to tuple.")  # fmt: skip
     _refuse_none(call, signature)
-    values = [v for v in (*call.positional, *call.keyword.values()) if v is not None]
+    named = [*zip(call.names, call.positional, strict=True), *call.keyword.items()]
+    values = [v for name, v in named if v is not None and name not in call.left_out]
     if any(isinstance(leaf, ConstantLeaf) for v in values for _, leaf in walk(flatten(v)[1])):
         types = ", ".join(type(v).__name__ for v in values)
         raise TypeError(
@@ -385,7 +422,7 @@ def _refuse_dictionaries(value: Any, name: str, path: str) -> None:
 
 
 def _refuse_none(call: BoundCall, signature: Signature) -> None:
-    """``None`` can be left out of a traced graph only at the end, where it is also the default."""
+    """A given ``None`` can be left out of a traced graph only at the end, where it is also the default."""
     left_out: list[str] = []
     for name, value in zip(call.names, call.positional, strict=True):
         if value is None and name in call.defaulted:
@@ -398,7 +435,7 @@ def _refuse_none(call: BoundCall, signature: Signature) -> None:
     trailing = True
     for name, value in reversed(list(zip(call.names, call.positional, strict=True))):
         trailing = trailing and value is None and signature.defaults_to_none(name)
-        if value is None and not trailing:
+        if value is None and not trailing and name not in call.defaulted:
             raise createPoptorchError(
                 f"'None' may not be passed as explicit model argument. It may only be used as default initialiser "
                 f"(parameter {name})."

@@ -19,6 +19,7 @@ from poptorch import ambient
 from poptorch.capture import strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.errors import createPoptorchError
+from poptorch.ops.matmul import remember_operands
 
 _SCATTER_REDUCTIONS = ("sum", "mean", "amin", "amax", "prod")
 
@@ -120,12 +121,23 @@ def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = (
     return func(input, shifts, dims)
 
 
+def _product(func: Callable[..., Tensor], *operands: Tensor, **settings: Any) -> Tensor:
+    """A matrix product; older programs ask afterwards that it be computed in parts."""
+    result = func(*operands, **settings)
+    if len(operands) == 2:
+        remember_operands(result, *operands)
+    return result
+
+
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+_PRODUCTS = ("matmul", "mm", "bmm")
 _BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixor", "invert")
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **{getattr(home, name): _bitwise for home in (torch, Tensor) for name in _BITWISE},
     **{getattr(Tensor, f"__{name}__"): _bitwise for name in _BIT_OPERATORS},
+    **{getattr(home, name): _product for home in (torch, Tensor) for name in _PRODUCTS},
+    Tensor.__matmul__: _product,
     Tensor.__getitem__: read_item,
     Tensor.__setitem__: _write_item,
     F.one_hot: _one_hot,

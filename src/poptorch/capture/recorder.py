@@ -78,6 +78,15 @@ class Recorder(TorchDispatchMode):
                 self._copies[id(tensor)] = (tensor, tensor.detach().clone())
         return self._copies[id(tensor)][1]
 
+    @property
+    def copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The user's tensors that are no part of the state and were used, each with its copy in the recording."""
+        return list(self._copies.values())
+
+    def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy that stands for a user's tensor; any other tensor as it is."""
+        return self._copies[id(tensor)][1] if id(tensor) in self._copies else tensor
+
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         with ordinary_execution():

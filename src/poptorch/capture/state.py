@@ -114,19 +114,51 @@ def _plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
     return [(k, v) for k, v in module.__dict__.items() if isinstance(v, kinds) and k not in _TABLES]
 
 
+@dataclass(frozen=True)
+class Rebinding:
+    """A plain attribute with a tensor that ``forward`` replaced by another one."""
+
+    holder: nn.Module
+    attribute: str
+    old: torch.Tensor = field(repr=False)
+    new: torch.Tensor = field(repr=False)
+
+
+def plain_names(model: nn.Module) -> dict[int, str]:
+    """The full names of plain attributes that are tensors, by the identity of the tensor."""
+    return {
+        id(value): f"{prefix}.{attribute}" if prefix else attribute
+        for prefix, module in model.named_modules()
+        for attribute, value in _plain_attributes(module)
+        if isinstance(value, torch.Tensor)
+    }
+
+
 @contextmanager
-def plain_attributes_kept(model: nn.Module, stand_ins: Mapping[int, torch.Tensor]) -> Iterator[None]:
+def plain_attributes_kept(
+    model: nn.Module, stand_ins: Mapping[int, torch.Tensor]
+) -> Iterator[Callable[[], list[Rebinding]]]:
     """Tensors that ``forward`` stores in plain attributes are stand-ins: afterwards the attributes are as before.
 
-    ``stand_ins`` are for the tensors without values that are there already, by ``id``.
+    ``stand_ins`` are for the tensors without values that are there already, by ``id``. What it yields lists the
+    attributes with a tensor that have another one by now.
     """
     before = [(module, dict(module.__dict__)) for module in model.modules()]
     for module, _ in before if stand_ins else ():
         for attribute, value in _plain_attributes(module):
             if any(id(leaf) in stand_ins for leaf in pytree.tree_leaves(value)):
                 module.__dict__[attribute] = pytree.tree_map(lambda leaf: stand_ins.get(id(leaf), leaf), value)
+    def rebound() -> list[Rebinding]:
+        return [
+            Rebinding(module, name, old, new)
+            for module, attributes in before
+            for name, new in _plain_attributes(module)
+            if isinstance(new, torch.Tensor) and isinstance(old := attributes.get(name), torch.Tensor)
+            if new is not old and id(old) not in stand_ins
+        ]
+
     try:
-        yield
+        yield rebound
     finally:
         for module, attributes in before:
             changed = [k for k, v in module.__dict__.items() if v is not attributes.get(k) and _has_tensor(v)]

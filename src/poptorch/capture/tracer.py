@@ -18,12 +18,13 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as torch_module
 
-from poptorch import ambient
+from poptorch import ambient, hooks
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.evaluation import Evaluation
+from poptorch.capture.host_effects import HostEffects
 from poptorch.capture.locations import user_location
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.norms import cumulative_norms
@@ -31,10 +32,12 @@ from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.state import (
+    Rebinding,
     StateEntry,
     StateKind,
     collect_state,
     plain_attributes_kept,
+    plain_names,
     plain_without_values,
     replaced,
     stand_ins_for,
@@ -90,7 +93,7 @@ class Request:
 
 def record(request: Request) -> Recording:
     """Capture the model; raises what ``forward`` raises, untouched."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), hooks.substitutions():
         try:
             return _attempt(request, request.training)
         except DynamicOutputShapeException as why:
@@ -141,6 +144,8 @@ class _Attempt:
         self._grad = grad
         self._plain: dict[int, torch.Tensor] = {}
         self._plain_names: list[str] = []
+        self._rebound: list[Rebinding] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._structure: Structure | None = None
         self._num_results = 0
         self._gradients: list[int] = []
@@ -165,6 +170,7 @@ class _Attempt:
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
             graph_module = traced(state, inputs, scale)
         assert self._structure is not None
+        self._affect_host(graph_module)
         return Recording(
             graph_module,
             self._state,
@@ -208,6 +214,21 @@ class _Attempt:
                 "operations on tensors."
             )
 
+    def _affect_host(self, graph_module: fx.GraphModule) -> None:
+        """Do to the user's plain tensors what ``forward`` did to their stand-ins."""
+        output = next(n for n in reversed(graph_module.graph.nodes) if n.op == "output")
+        returned: list[Any] = list(output.args[0])
+        count = len(returned) - len(self._rebound)
+        output.args = (returned[:count],)
+        graph_module.recompile()
+        if not self._rebound and not self._copies:
+            return
+        request = self._request
+        scale = [torch.ones(())] if request.loss_scaled else []
+        state = [entry.tensor.detach()[0] if entry.grouped else entry.tensor.detach() for entry in self._state]
+        effects = HostEffects(graph_module, [*state, *request.inputs, *scale], self._copies)
+        effects.apply(list(zip(self._rebound, returned[count:], strict=True)), plain_names(request.model))
+
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = _narrowed(tensor)
         if has_values(tensor):
@@ -240,13 +261,16 @@ class _Attempt:
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             stack.enter_context(contents_kept(request.layout.constants()))
             kept = plain_attributes_kept(request.model, self._plain)
-            with replaced(self._state, state), kept, module_types(rules):
+            with replaced(self._state, state), kept as rebound, module_types(rules):
                 with _module_scopes(request), cumulative_norms(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
+                results = [recorder.recorded(r) for r in results]
+                self._rebound = [r for r in rebound() if _node_of(r.new) is not None]
                 self._num_results = len(results)
                 gradients = self._backward(recorder, state, results, scale) if request.training else []
-            return [*(_plain(r) for r in results), *gradients]
+            self._copies = recorder.copies
+            return [*(_plain(r) for r in results), *gradients, *(_plain(r.new) for r in self._rebound)]
 
     def _backward(
         self,

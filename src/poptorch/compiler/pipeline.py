@@ -18,6 +18,7 @@ from poptorch.compiler.passes.precision import record_partials, watch_gradients
 from poptorch.compiler.passes.recompute import recompute
 from poptorch.compiler.passes.simplify import simplify
 from poptorch.compiler.passes.slots import Division, assign_slots
+from poptorch.compiler.passes.statistics import return_old_statistics
 from poptorch.compiler.passes.writes import isolate_writes
 from poptorch.compiler.verify import verify
 from poptorch.program.program import Program
@@ -49,6 +50,7 @@ WHOLE_PASSES: tuple[Pass, ...] = (
     Pass("take host results", take_host_results, "what does not depend on the device is not computed there"),
     Pass("read hints", read_hints, "hints sit right after the operations they speak of: before anything moves"),
     Pass("drop writes to constants", drop_writes_to_constants, "plain tensor attributes are not state"),
+    Pass("return old statistics", return_old_statistics, "before anything depends on which values are read"),
     Pass("simplify", simplify, "fewer operations for all that follow"),
     Pass("join parts", join_parts, "a sum of mostly zeros is slower than laying its parts side by side"),
     Pass("fold constants", fold_constants, "what never changes is computed once, here"),

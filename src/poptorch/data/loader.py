@@ -155,7 +155,7 @@ class DataLoader(TorchDataLoader[Any]):
     def waitReport(self) -> WaitReport:
         """How long the program waited for batches, over all epochs so far: is loading the bottleneck?
 
-        The same is logged after each epoch at level INFO.
+        The same is logged after each epoch at level DEBUG.
 
         >>> loader = DataLoader(Options(), list(range(10)), batch_size=5)
         >>> _ = list(loader)

@@ -135,7 +135,6 @@ def watched_iterator(loader: DataLoader[Any], meter: WaitMeter | None) -> _InPro
     """A new iterator over ``loader`` that ``meter`` times, if there is one."""
     if loader.num_workers == 0:
         return _InProcess(loader, meter)
-    loader.check_worker_number_rationality()
     return _WithWorkers(loader, meter)
 
 

@@ -104,23 +104,22 @@ class RingLayout:
         return max(1, self.slots * self.slot_bytes)
 
     def check(self, tensors: Sequence[torch.Tensor], *, rows_may_vary: bool) -> None:
-        """Refuse an item that differs from the first one in shape or type."""
+        """Refuse an item that differs from the first one in shape; another type is converted on the way in."""
         if len(tensors) != len(self.specs):
             raise ValueError(
                 f"An item has {len(tensors)} tensors, but the first one had {len(self.specs)}. "
                 "All items must look the same."
             )
         for index, (tensor, spec) in enumerate(zip(tensors, self.specs, strict=True)):
-            if tensor.dtype is spec.dtype and tensor.shape == spec.shape:
+            if tensor.shape == spec.shape:
                 continue
             found = TensorSpec(tuple(tensor.shape), tensor.dtype)
-            same_but_rows = found.shape[1:] == spec.shape[1:] and found.dtype == spec.dtype
-            if rows_may_vary and same_but_rows and found.shape:
+            if rows_may_vary and found.shape and found.shape[1:] == spec.shape[1:]:
                 continue
             raise ValueError(
                 f"{self.structure.describe(index)} is {found}, but the ring buffer holds {spec}, as in the "
                 "first item. "
-                "Shapes and types must be fixed: pad in collate_fn, keep drop_last=True, or use "
+                "Shapes must be fixed: pad in collate_fn, keep drop_last=True, or use "
                 "DataLoaderMode.AsyncRebatched for an incomplete last batch."
             )
 

@@ -110,7 +110,7 @@ class WaitMeter:
         epoch = self._current(epochs=1)
         advice = f" ({self._advice})" if epoch.share >= _BOTTLENECK else ""
         if os.getpid() == self._pid:  # a forked copy of the loader times nobody
-            logger.info("%s: epoch %d: %s%s", self._name, self._past.epochs + 1, epoch, advice)
+            logger.debug("%s: epoch %d: %s%s", self._name, self._past.epochs + 1, epoch, advice)
         self._past = _sum(self._past, epoch)
         self._reset()
 

@@ -96,6 +96,20 @@ def size_of(device_id: int) -> int:
     return _existing(device_id, _total(f"device Id {device_id}")).size
 
 
+def suggestion(ipus: int) -> int | None:
+    """The id of a device of exactly ``ipus`` IPUs, a free one if there is any; ``None`` if no device has so many.
+
+    >>> suggestion(64), suggestion(3)
+    (126, None)
+    """
+    machine = system()
+    if machine is None or not machine.offers(ipus):
+        return None
+    groups = [Group(first, ipus) for first in range(0, machine.ipus, ipus)]
+    with _changed:
+        return id_of(_free_group(groups) or groups[0], machine.ipus)
+
+
 def simulated(ipus: int) -> Device:
     """A device that occupies nothing: for the IPU Model, and for programs without any device operation."""
     return Device(0, ipus, next(_tickets))

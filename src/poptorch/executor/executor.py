@@ -16,6 +16,7 @@ from poptorch import ambient
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
+from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.plan import Plan
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, createPoptorchError
@@ -37,9 +38,11 @@ from poptorch.runtime import counters, gantt
 
 
 class PoplarExecutor:
-    """A model wrapped for training or inference. Made by the two wrapping functions, not by users.
+    """A model wrapped for training or inference. Made by the two wrapping functions, or by libraries with a subclass.
 
     Calling it runs the compiled program; whatever else is asked of it and it does not have is asked of the model.
+    ``model`` is what runs. With a ``user_model``, that one is shown and watched instead: another module around the same
+    parameters.
     """
 
     def __init__(
@@ -53,16 +56,17 @@ class PoplarExecutor:
     ) -> None:
         if poptorch_version not in (None, __version__):
             raise createPoptorchError(f"This is version {__version__} of poptorch, not {poptorch_version}")
-        model = model if user_model is None else user_model
+        user_model = model if user_model is None else user_model
         options = Options() if options is None else options
         if not isinstance(options, Options):
             raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"Expected a torch.nn.Module, got {type(model)}")
+        for given in (model, user_model):
+            if not isinstance(given, nn.Module):
+                raise TypeError(f"Expected a torch.nn.Module, got {type(given)}")
         assert training or optimizer is None, "Optimizer should be None for inference"
         self._training = training
         self._options = _resolved_copy(options, training)
-        self._user_model = model
+        self._user_model = user_model
         self._session: Session | None = None
         """The compiled program; ``None`` as long as there is none."""
 
@@ -71,18 +75,22 @@ class PoplarExecutor:
         self._options.Precision.autocast_policy.apply(model, self._options)
         link = None
         if training:
-            link = _optimizer_link(model, optimizer, self._options)
+            link = _optimizer_link(user_model, optimizer, self._options)
         else:
             counting.check_inference_accumulation(
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
             )
-        captured = instrumentation.plain_shallow_copy(model)
-        self._weights = HostWeights(captured, model, self._options, self)
-        self._wrapped = Wrapped(model, captured, self._options, self._weights, link)
-        self._signature = Signature(captured.forward)
-        self._model = model if training else instrumentation.shallow_copy(model)
         if training:
-            instrumentation.instrument(model, self._weights, self)
+            self._model, captured = user_model, instrumentation.plain_shallow_copy(model)
+        else:
+            own = instrumentation.shallow_copy(model)
+            self._model = own if user_model is model else user_model
+            captured = instrumentation.plain_view(own)
+        self._weights = HostWeights(captured, user_model, self._options, self)
+        self._wrapped = Wrapped(user_model, captured, self._options, self._weights, link)
+        self._signature = Signature(captured.forward)
+        if training:
+            instrumentation.instrument(user_model, self._weights, self)
         options._freeze()
         self._options._freeze()
         kind = "trainingModel" if training else "inferenceModel"
@@ -105,7 +113,11 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and "_model" not in self.__dict__:
             raise AttributeError(name)
-        value = getattr(self._model, name)
+        try:
+            value = getattr(self._model, name)
+        except AttributeError as error:
+            what = f"{type(self).__name__!r} object has no attribute {name!r}, and its model has none either: {error}"
+            raise AttributeError(what, name=name, obj=self) from error
         if not self._training and isinstance(value, nn.Parameter):
             return self._weights.shown(value)
         return value
@@ -122,6 +134,11 @@ class PoplarExecutor:
     def isAttachedToDevice(self) -> bool:
         """Whether the program is loaded on a device."""
         return self._session is not None and self._session.is_attached
+
+    @property
+    def _is_attached(self) -> bool:
+        """The name by which subclasses in libraries ask the same."""
+        return self.isAttachedToDevice()
 
     def _compiled(self) -> Session:
         if self._session is None:
@@ -188,7 +205,7 @@ class PoplarExecutor:
             self._session = None
         if not self._training:
             return
-        if instrumentation.watcher_of(self._user_model) is self._weights:
+        if instrumentation.belongs_to(self._user_model, self._weights):
             instrumentation.restore(self._user_model)
         elif session is not None:
             raise createPoptorchError(
@@ -341,6 +358,15 @@ class PoplarExecutor:
     def executable(self) -> Executable:
         """The compiled model: what IPUs run, and the code by which this host runs it."""
         return self._compiled().executable
+
+    @property
+    def _executable(self) -> Executable | None:
+        """The compiled model or ``None``: libraries know this name and ask whether there is one."""
+        return None if self._session is None else self._session.executable
+
+    def _debugGetPopartIR(self) -> str:
+        """The operations of the compiled program as JSON, for tools and tests of programs."""
+        return ir_text(self._compiled().executable.device)
 
     @property
     def program(self) -> Program:

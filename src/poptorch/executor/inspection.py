@@ -6,7 +6,7 @@ import datetime
 
 import torch
 
-from poptorch.compiler.passes.anchors import UPDATED, value_names
+from poptorch.compiler.passes.anchors import TRACED, UPDATED, traced_names, value_names
 from poptorch.errors import createPoptorchError
 from poptorch.executor.session import Session
 from poptorch.options import Options
@@ -16,11 +16,13 @@ from poptorch.runtime import counters
 def tensor_names(session: Session | None) -> list[str]:
     """The names of all tensors of the compiled graph."""
     assert session is not None, "Model must be compiled before calling getTensorNames"
-    names = list(value_names(session.program))
+    traced = session.is_traced and session.program.training
+    names = traced_names(session.program) if traced else list(value_names(session.program))
     if session.optimizer is not None:
         parameters = session.updated_parameters
-        names += [f"{UPDATED}{name}" for name in parameters]
-        names += [f"{UPDATED}model.{name}" for name in parameters]
+        if not traced:
+            names += [f"{UPDATED}{name}" for name in parameters]
+        names += [f"{UPDATED}{TRACED}{name}" for name in parameters]
         names += sorted({n for group in session.optimizer.hyper() for n in group})
     return names
 

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from poptorch.errors import createPoptorchError
-from poptorch.executor.outputs import DeviceTensor
 
 _MARK = "_poptorch_watcher"
+_EXECUTOR = "_poptorch_executor"
 
 
 class Watcher(Protocol):
@@ -66,7 +67,7 @@ def is_watched_by(tensor: torch.Tensor, watcher: object) -> bool:
 def check_buffers(model: nn.Module) -> None:
     """Only plain tensors can be watched."""
     for name, buffer in model.named_buffers():
-        if type(buffer) not in (torch.Tensor, DeviceTensor):
+        if type(buffer) is not torch.Tensor:
             raise createPoptorchError(
                 f"All buffers must be an instance of torch.Tensor: {name} is a {type(buffer).__name__}"
             )
@@ -92,6 +93,7 @@ def instrument(model: nn.Module, watcher: Watcher, executor: Destroyable) -> Non
 
 def restore(model: nn.Module) -> None:
     """Give the model and its tensors their own classes back."""
+    _taken_off.pop(model, None)
     if not is_instrumented(model):
         return
     model.__class__ = type(model).__mro__[1]
@@ -101,6 +103,38 @@ def restore(model: nn.Module) -> None:
     for buffer in _unique(model.named_buffers()):
         if hasattr(type(buffer), _MARK):
             buffer.__class__ = torch.Tensor
+
+
+_taken_off = WeakIdKeyDictionary()  # by identity: a module may define what equality is
+"""Models that are plain for a while, with the weights and the executor that they belong to."""
+
+
+def take_off(model: nn.Module) -> None:
+    """Let an instrumented model be an ordinary one with the trained weights, until :func:`put_back`."""
+    if not is_instrumented(model):
+        return
+    watcher, executor = getattr(type(model), _MARK), getattr(type(model), _EXECUTOR)
+    if (alive := watcher()) is not None:
+        alive.download_if_needed()
+    restore(model)
+    if alive is not None:
+        _taken_off[model] = (watcher, executor)
+
+
+def put_back(model: nn.Module) -> None:
+    """Instrument a model again that :func:`take_off` made plain; other models stay as they are."""
+    if model not in _taken_off:
+        return
+    watcher, executor = (reference() for reference in _taken_off.pop(model))
+    if watcher is not None and executor is not None and not is_instrumented(model):
+        instrument(model, watcher, executor)
+
+
+def belongs_to(model: nn.Module, watcher: Watcher) -> bool:
+    """Whether the model is instrumented for ``watcher``, or would be if it were not plain for a while."""
+    if model in _taken_off and not is_instrumented(model):
+        return _taken_off[model][0]() is watcher
+    return watcher_of(model) is watcher
 
 
 def _unique(named: Iterator[tuple[str, Any]]) -> list[Any]:
@@ -208,6 +242,7 @@ def _watched_model(
     Watched.__qualname__ = Watched.__name__
     Watched.__module__ = base.__module__
     setattr(Watched, _MARK, reference)
+    setattr(Watched, _EXECUTOR, executor_reference)
     return Watched
 
 
@@ -233,6 +268,18 @@ def shallow_copy(model: nn.Module) -> nn.Module:
     """A second module object around the same parameters, buffers and children."""
     copied: nn.Module = _shallow_copy(model, type(model))
     return copied
+
+
+def plain_view(model: nn.Module) -> nn.Module:
+    """The model in the user's own class: itself, or for an instrumented one an object with the same attributes.
+
+    What is written to one of them is seen in the other.
+    """
+    if not is_instrumented(model):
+        return model
+    view: nn.Module = object.__new__(type(model).__mro__[1])
+    view.__dict__ = model.__dict__
+    return view
 
 
 def plain_shallow_copy(model: nn.Module) -> nn.Module:

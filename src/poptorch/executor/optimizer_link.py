@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from poptorch._logging import backend
 from poptorch.compiler.lowering import restrict
+from poptorch.executor.state_names import StateNames
 from poptorch.optim import bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
@@ -16,6 +17,7 @@ from poptorch.optim.replacement import check_update
 from poptorch.optim.spec import OptimizerSpec, describe
 from poptorch.optim.unexpected import UnexpectedAttributes
 from poptorch.program.program import Program, value_of
+from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.runtime.engine import Engine
 
 
@@ -28,7 +30,7 @@ class OptimizerLink:
         self.spec: OptimizerSpec = describe(optimizer, options)
         self._compiled: OptimizerSpec | None = None
         self._used: frozenset[int] = frozenset()
-        self._names: dict[torch.nn.Parameter, str] = {}
+        self._names = StateNames({}, {}, traced=False)
         self._params: dict[str, torch.Tensor] = {}
         """The variable scalars as the device has them, under the names of ``ipu_param``."""
 
@@ -43,8 +45,9 @@ class OptimizerLink:
 
     def read_state(self) -> dict[str, torch.Tensor]:
         """Copies of the optimizer state on the device."""
-        rows = torch.contiguous_format  # whatever native code prefers
-        return {name: tensor.clone(memory_format=rows) for name, tensor in self._device_state().items()}
+        if self._engine is None or self._compiled is None:
+            return {}
+        return self._names.to_host(self._device_state(), self._compiled, self._engine.optimizer_state)
 
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""
@@ -53,7 +56,7 @@ class OptimizerLink:
     def _device_state(self) -> dict[str, torch.Tensor]:
         if self._engine is None or self._compiled is None:
             return {}
-        state = self._compiled.named_state(self._names, self._engine.optimizer_state)
+        state = self._compiled.named_state(self._names.shown, self._engine.optimizer_state)
         if self._engine.scale.scaler is not None:
             state[STATE_NAME] = self._engine.scale.scaler.factor
         return state
@@ -66,18 +69,25 @@ class OptimizerLink:
         check_ranges(self.spec)
 
     def compiled(
-        self, spec: OptimizerSpec | None, program: Program, engine: Engine | None, names: dict[int, str]
+        self,
+        spec: OptimizerSpec | None,
+        program: Program,
+        engine: Engine | None,
+        names: Mapping[int, str],
+        groups: Mapping[str, ReplicaGrouping],
     ) -> None:
         """Put fresh state on the device for the compiled part of the optimizer, ``None`` if nothing is trained.
 
-        Without an engine, as for offline targets, there is no state.
+        Without an engine, as for offline targets, there is no state. ``names`` are by the identity of the parameter,
+        ``groups`` are those of replicas.
         """
         self._engine = engine
         self._compiled = spec
         if self._compiled is None:
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
-        self._names = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
+        parameters = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
+        self._names = StateNames(parameters, dict(groups), bool(self._options.Jit._tracing_requested))
         if engine is None:
             return
         with torch.no_grad():
@@ -92,7 +102,7 @@ class OptimizerLink:
         bridge.after_compile(self.optimizer)
 
     def _group_names(self, group: Any) -> list[str]:
-        return [self._names[p] for p in group.parameters]
+        return [self._names.names[p] for p in group.parameters]
 
     def connect(self) -> None:
         """Let the optimizer object ask for its state here."""
@@ -113,7 +123,7 @@ class OptimizerLink:
             backend.debug("Updating group %d optimizer", index)
         self._engine.updater.hyper = self._compiled.hyper()
         with torch._C.DisableTorchFunctionSubclass():  # asking for a weight's type is not a look at its value
-            self._params = self._compiled.named_params(self._names)
+            self._params = self._compiled.named_params(self._names.shown)
         scale = float(self._compiled.loss_scaling.value)
         self._engine.scale.chosen = torch.tensor(scale, dtype=torch.float32)
 
@@ -125,7 +135,9 @@ class OptimizerLink:
         if pending is None:
             return
         copy_weights()
-        bridge.write_state(self._device_state(), self._params, pending)
+        with torch._C.DisableTorchFunctionSubclass():
+            fitting = self._names.to_device(pending, self._compiled, self._engine.optimizer_state)
+        bridge.write_state(self._device_state(), self._params, fitting)
         self._apply_params(self._params)
         bridge.uploaded(self.optimizer)
 
@@ -135,8 +147,8 @@ class OptimizerLink:
         assert self._engine is not None
         for group, hyper in zip(self._compiled.groups, self._engine.updater.hyper, strict=True):
             for scalar in group.variables:
-                for name in self._group_names(group)[:1]:
-                    loaded = params.get(f"{scalar}___specific___{name}")
+                for parameter in group.parameters[:1]:
+                    loaded = params.get(f"{scalar}___specific___{self._names.shown[parameter]}")
                     if loaded is None or scalar not in hyper:
                         continue
                     # A state holds fewer digits than the attributes: equal values must not lose any.

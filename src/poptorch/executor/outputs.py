@@ -38,28 +38,26 @@ class ParameterView(nn.Parameter):
         return nn.Parameter(self.detach().as_subclass(torch.Tensor).clone(), self.requires_grad)
 
 
-class DeviceTensor(torch.Tensor):
-    """An ordinary tensor, except that ``backward()`` explains where the backward pass already happened."""
+def refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
+    """What ``backward()`` of a result does: a training model's own program contains the backward pass."""
+    raise createPoptorchError(
+        "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, "
+        "the backwards pass is performed automatically when invoking the model. If you're using an inferenceModel, "
+        "you should use a trainingModel instead."
+    )
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Saved results must load where this package is not installed.
-        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+def _nothing() -> None:
+    """The attributes of a result that belong in a pickle: none, so that it loads where this package is not installed."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        # A note in the memo about the temporary would be found again by whatever gets its id next.
-        copied: torch.Tensor = self.as_subclass(torch.Tensor).__deepcopy__({})
-        memo[id(self)] = copied
-        return copied
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return repr(self.as_subclass(torch.Tensor))
+def as_result(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor whose ``backward()`` explains where the backward pass already happened.
 
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: a training model's own program contains the backward pass."""
-        raise createPoptorchError(
-            "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, "
-            "the backwards pass is performed automatically when invoking the model. If you're using an inferenceModel, "
-            "you should use a trainingModel instead."
-        )
+    >>> result = as_result(torch.ones(1))
+    >>> type(result), result.backward is refuse_backward
+    (<class 'torch.Tensor'>, True)
+    """
+    tensor.backward = refuse_backward  # type: ignore[method-assign]
+    tensor.__getstate__ = _nothing  # type: ignore[method-assign]
+    return tensor

@@ -105,7 +105,12 @@ def _target(filename: str) -> Path:
 
 def _example_sections(call: BoundCall) -> dict[str, Any]:
     tensors: list[torch.Tensor] = []
-    names = {"names": list(call.names), "defaulted": sorted(call.defaulted)}
+    names = {
+        "names": list(call.names),
+        "defaulted": sorted(call.defaulted),
+        "by_name": list(call.by_name),
+        "left_out": sorted(call.left_out),
+    }
     try:
         plain = to_plain((call.positional, call.keyword), tensors)
         return {"inputs": {**names, "call": plain}, "input tensors": tensors}

@@ -27,7 +27,7 @@ from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.optimizer_link import OptimizerLink
-from poptorch.executor.outputs import DeviceTensor
+from poptorch.executor.outputs import as_result
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
 from poptorch.host.build import build_host
@@ -38,7 +38,7 @@ from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
 from poptorch.options.progress import Progress
 from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
-from poptorch.profiling.trace import NO_TRACE, Trace
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.program import Program, Role
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.engine import Engine
@@ -120,7 +120,9 @@ class Session:
         """The arguments of the compilation."""
 
         self.compile_time = datetime.timedelta()
-        self._traced = bool(wrapped.options.Jit._tracing_requested)
+        self.is_traced = bool(wrapped.options.Jit._tracing_requested)
+        """Whether the user asked for the tracing front end."""
+
         self._target = target
         self._interface = executable.device.interface
         self.store = store
@@ -177,9 +179,10 @@ class Session:
         wrapped.weights.open(overlay=self.program.training and self.executable.code.alone)
         offline = is_offline(wrapped.options)
         if not offline:  # a program that never runs here needs no weights
-            wrapped.weights.upload(engine)
+            self._upload()
         if wrapped.link is not None:
-            wrapped.link.compiled(self.optimizer, self.program, None if offline else engine, wrapped.weights.names())
+            names, groups = wrapped.weights.names(), wrapped.weights.groups
+            wrapped.link.compiled(self.optimizer, self.program, None if offline else engine, names, groups)
         self._load()
 
     def attach(self) -> None:
@@ -187,7 +190,7 @@ class Session:
         if self.is_attached:
             raise createPoptorchError("Device is already attached")
         self._target.attach(self.executable.device.ipus_per_replica)
-        self.wrapped.weights.upload(self.engine)
+        self._upload()
         self._load()
 
     def _load(self) -> None:
@@ -220,12 +223,17 @@ class Session:
         if link is not None:
             with weights.unwatched():
                 link.read_back()
-        weights.upload(self.engine)
+        self._upload()
+
+    def _upload(self) -> None:
+        with self.engine.trace.span(SpanKind.WEIGHTS_TO_DEVICE):
+            self.wrapped.weights.upload(self.engine)
 
     def download_weights(self) -> None:
         """Overwrite the host's parameters and buffers with the device's."""
         self._check_attached()
-        self.wrapped.weights.download(self.engine)
+        with self.engine.trace.span(SpanKind.WEIGHTS_TO_HOST):
+            self.wrapped.weights.download(self.engine)
 
     def upload_buffers(self) -> None:
         """Refresh the buffers that the options declare updatable."""
@@ -260,7 +268,7 @@ class Session:
     def run(self, call: BoundCall) -> Any:
         """Run the program on these arguments; returns what ``forward`` does."""
         wrapped, layout = self.wrapped, self._interface.layout
-        if self._traced:
+        if self.is_traced:
             layout.check_traced_count(call)
         given = layout.tensors_of(call)
         if wrapped.link is not None:
@@ -319,7 +327,7 @@ class Session:
         interface = self._interface
         constants = interface.host_results
         tensors = [
-            (constants[i].clone() if position < 0 else results[position]).as_subclass(DeviceTensor)
+            as_result(constants[i].clone() if position < 0 else results[position])
             for i, position in enumerate(interface.result_positions)
         ]
         return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)

@@ -85,7 +85,14 @@ class StoredExecutable:
             positional, keyword = stored["call"]
         else:
             raise createPoptorchError(f"Invalid file {self.name}: Executable inputs are missing")
-        return BoundCall(tuple(stored["names"]), tuple(positional), dict(keyword), frozenset(stored["defaulted"]))
+        return BoundCall(
+            tuple(stored["names"]),
+            tuple(positional),
+            dict(keyword),
+            frozenset(stored["defaulted"]),
+            tuple(stored["by_name"]),
+            frozenset(stored["left_out"]),
+        )
 
     def check(self, device: DeviceProgram) -> None:
         """The program that was captured must be the one that was exported."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from poptorch.executor import instrumentation
 from poptorch.executor.executor import PoplarExecutor, unwrapped
 from poptorch.executor.stored import StoredExecutable
 from poptorch.options import Options
@@ -46,6 +47,36 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
     [0.0, 2.0]
     """
     return PoplarExecutor(unwrapped(model), options, training=False)
+
+
+def unwrap_model(model: nn.Module | PoplarExecutor) -> None:
+    """Make a model that is wrapped for training an ordinary module for a while: its class, parameters and buffers.
+
+    The module has the trained weights. The executor stays as it is, and :func:`rewrap_model` connects them again. A
+    model that is not wrapped stays as it is.
+
+    >>> import poptorch
+    >>> model = torch.nn.Linear(1, 1)
+    >>> executor = poptorch.trainingModel(model)
+    >>> unwrap_model(model)
+    >>> type(model), type(model.weight)
+    (<class 'torch.nn.modules.linear.Linear'>, <class 'torch.nn.parameter.Parameter'>)
+    """
+    instrumentation.take_off(unwrapped(model))
+
+
+def rewrap_model(model: nn.Module | PoplarExecutor) -> None:
+    """Connect a model that :func:`unwrap_model` unwrapped with its executor again; any other model stays as it is.
+
+    >>> import poptorch
+    >>> model = torch.nn.Linear(1, 1)
+    >>> executor = poptorch.trainingModel(model)
+    >>> unwrap_model(model)
+    >>> rewrap_model(model)
+    >>> type(model).__name__
+    'PoptorchLinear'
+    """
+    instrumentation.put_back(unwrapped(model))
 
 
 def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:

@@ -8,11 +8,14 @@ from itertools import repeat
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from poptorch import ambient
 from poptorch.enums import MatMulSerializationMode
 from poptorch.errors import createPoptorchError
 from poptorch.ops._library import define, require_tensor
+
+_PRODUCTS = "ops.products"
 
 _Mode = MatMulSerializationMode
 _M, _N, _P = _Mode.InputChannels.value, _Mode.ReducingDim.value, _Mode.OutputChannels.value
@@ -171,6 +174,21 @@ SERIALIZED_MATMUL = define(
     backward=_gradients,
     setup_context=_save,
 )
+
+
+def remember_operands(product: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+    """Note what a matrix product of the running capture was made of, for as long as it is alive."""
+    context = ambient.current()
+    if context is not None:
+        context.extras.setdefault(_PRODUCTS, WeakIdKeyDictionary())[product] = (lhs, rhs)
+
+
+def operands_of(product: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The two operands of a product of the running capture; ``None`` for any other tensor."""
+    context = ambient.current()
+    products = {} if context is None else context.extras.get(_PRODUCTS, {})
+    found: tuple[torch.Tensor, torch.Tensor] | None = products.get(product)
+    return found
 
 
 def serializedMatMul(

@@ -93,7 +93,8 @@ def _checked_ipu(ipu_id: Any, block_id: Hashable) -> int | None:
     return index
 
 
-def _close() -> None:
+def close() -> None:
+    """Leave the open block: no operation may follow until another one starts."""
     context = ambient.current()
     if context is not None:
         context.placement = None
@@ -150,7 +151,7 @@ class Block(torch.nn.Module):
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _close()
+        close()
 
     def extra_repr(self) -> str:
         return f"user_id={self._user_id}, ipu_id={self._ipu_id}"
@@ -175,7 +176,7 @@ def BlockFunction(
             try:
                 return function(*args, **kwargs)
             finally:
-                _close()
+                close()
 
         return in_block
 

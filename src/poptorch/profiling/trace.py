@@ -44,6 +44,11 @@ class SpanKind(enum.Enum):
     """Gradients are reduced between processes."""
 
     UPDATE = "update"
+    WEIGHTS_TO_DEVICE = "weights to device"
+    """All parameters and buffers of the model are copied."""
+
+    WEIGHTS_TO_HOST = "weights to host"
+    """All parameters and buffers are copied back: for the first look at one of them after training, or on request."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from poptorch.compiler.passes.context import Context
 
 UPDATED = "UpdatedVar___"
+TRACED = "model."
+"""Before the names of parameters and buffers where a training graph was traced: the original wraps the model once more."""
 
 
 def value_names(program: Program) -> dict[str, fx.Node]:
@@ -27,6 +29,8 @@ def value_names(program: Program) -> dict[str, fx.Node]:
     for node, port in program.placeholders():
         if port.role is Role.INPUT:
             names["input" if port.index == 0 else f"input.{port.index}"] = node
+        elif port.role is Role.LOSS_SCALE:
+            names["finalLossScale"] = node
         else:
             names[port.name] = node
     for node, label in value_labels(program.operations()).items():
@@ -34,11 +38,18 @@ def value_names(program: Program) -> dict[str, fx.Node]:
             names[label] = node
     for output, value in program.returned():
         if output.kind is OutputKind.GRADIENT:
-            for spelling in (f"Gradient___{output.name}", f"Gradient___model.{output.name}"):
+            for spelling in (f"Gradient___{output.name}", f"Gradient___{TRACED}{output.name}"):
                 names[spelling] = value
     if program.loss is not None:
         names["loss"] = program.loss
     return names
+
+
+def traced_names(program: Program) -> list[str]:
+    """The names of a traced training graph, each with the one spelling that it has there."""
+    state = {p.name for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
+    plain = {f"Gradient___{name}" for name in program.gradients}
+    return [f"{TRACED}{name}" if name in state else name for name in value_names(program) if name not in plain]
 
 
 def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
@@ -46,7 +57,7 @@ def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
     if not long_name.startswith(UPDATED):
         return None
     bare = long_name.removeprefix(UPDATED)
-    return next((p for p in parameters if bare in (p, f"model.{p}")), None)
+    return next((p for p in parameters if bare in (p, f"{TRACED}{p}")), None)
 
 
 def anchor_values(program: Program, context: Context) -> str:
@@ -56,13 +67,14 @@ def anchor_values(program: Program, context: Context) -> str:
     known = value_names(program)
     found = []
     for name in context.settings.anchors:
-        if name not in known:
+        value = known.get(name, known.get(name.removeprefix(TRACED)))
+        if value is None:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f" Did you mean one of {close}?" if close else ""
             raise createPoptorchError(
                 f"Cannot anchor {name!r}: the compiled model has no tensor of this name.{hint} "
                 "getTensorNames() of a compiled model lists all names."
             )
-        found.append((Output(OutputKind.ANCHOR, name), known[name]))
+        found.append((Output(OutputKind.ANCHOR, name), value))
     program.set_outputs([*program.returned(), *found])
     return summary(len(found), f"{len(found)} anchors")
