@@ -134,6 +134,26 @@ NOTES: tuple[Note, ...] = (
         "`Precision.setPartialsType(torch.half)` loses precision.",
         "The host sums in float32; the type is recorded for the cost model.",
     ),
+    Note(
+        "results that are saved",
+        "A returned tensor carries a local function in place of `backward()` and cannot be pickled.",
+        "A plain `torch.Tensor` whose `backward()` explains itself; it can be copied, pickled and loaded anywhere.",
+    ),
+    Note(
+        "plain tensor attributes that `forward` changes",
+        "Changed once, while the model is captured, without a word.",
+        "The same, with a warning that names the line: register it as a buffer to keep it from call to call.",
+    ),
+    Note(
+        "names in the optimizer's state",
+        "`model.` before the names of parameters with tracing, none with dispatch; not portable between the two.",
+        "The prefix with an explicit `Jit.traceModel(True)` only. Loading accepts both spellings.",
+    ),
+    Note(
+        "`executor._debugGetPopartIR()`",
+        "The backend's intermediate representation as JSON.",
+        "JSON with the list `maingraph`: operations of the program with names, places and recomputation, and stashes.",
+    ),
 )
 
 COMPANIONS: dict[str, str] = {

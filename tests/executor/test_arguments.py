@@ -458,7 +458,7 @@ class TestTracing:
             wrap(lambda x, y: x, traced())(ones(1), None)
 
     def test_defaults_that_the_caller_left_out_are_not_refused(self):
-        executor = wrap(lambda x, y=None, z=torch.ones(1), n=2.0, d={}: x + z * n, traced())  # noqa: B006
+        executor = wrap(lambda x, y=None, z=torch.ones(1), n=2.0, d={}: x + z * n, traced())
         assert executor(ones(1)).item() == 3
         with pytest.raises(poptorch.Error, match="'None' may not be passed"):
             executor(ones(1), None)

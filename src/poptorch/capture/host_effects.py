@@ -27,7 +27,7 @@ class HostEffects:
     def __init__(
         self, graph_module: fx.GraphModule, arguments: Sequence[torch.Tensor], originals: Iterable[tuple[Any, Any]]
     ) -> None:
-        """``arguments`` are the real values of the placeholders, ``originals`` pairs of a user's tensor and its copy."""
+        """``arguments`` are the values of the placeholders, ``originals`` pairs of a user's tensor and its copy."""
         self._graph_module = graph_module
         self._nodes = list(graph_module.graph.nodes)
         placeholders = [n for n in self._nodes if n.op == "placeholder"]
@@ -70,7 +70,7 @@ class HostEffects:
                 rebinding.holder.__dict__[rebinding.attribute] = values[node]
 
     def _follows(self, node: fx.Node, old: torch.Tensor) -> bool:
-        """Whether a new value is computed from the old one. One that is not, such as a cache, is the same every time."""
+        """Whether a new value is computed from the old one. What is not, such as a cache, is left alone."""
         constants = (self._constants[str(n.target)] for n in _ancestors([node]) if n.op == "get_attr")
         return any(self._originals.get(id(constant)) is old for constant in constants)
 
@@ -124,9 +124,9 @@ def _written(node: fx.Node) -> fx.Node:
 def _announce(name: str | None, where: SourceLocation | None) -> None:
     what = "A tensor" if name is None else f"The tensor {name!r}, a plain attribute,"
     message = (
-        f"{what} is changed in forward() at {where}. It is not part of the model's state: the change takes effect once, "
-        "while the model is compiled, and all calls return the same. To keep a value from call to call, register it as a "
-        "buffer with register_buffer()."
+        f"{what} is changed in forward() at {where}. It is not part of the model's state: the change takes effect "
+        "once, while the model is compiled, and all calls return the same. To keep a value from call to call, "
+        "register it as a buffer with register_buffer()."
     )
     logger.warning(message)
     warnings.warn(message, UserWarning, stacklevel=2)

@@ -148,6 +148,7 @@ def plain_attributes_kept(
         for attribute, value in _plain_attributes(module):
             if any(id(leaf) in stand_ins for leaf in pytree.tree_leaves(value)):
                 module.__dict__[attribute] = pytree.tree_map(lambda leaf: stand_ins.get(id(leaf), leaf), value)
+
     def rebound() -> list[Rebinding]:
         return [
             Rebinding(module, name, old, new)

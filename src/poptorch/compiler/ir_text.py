@@ -23,8 +23,8 @@ def ir_text(device: DeviceProgram) -> str:
     """One JSON object with the list ``maingraph``: an entry for each operation, in program order.
 
     An entry has ``type``, ``name`` (with its name scopes), ``inputs``, ``outputs`` and ``attributes``. Of these,
-    ``recompute`` is ``Checkpoint`` for what recomputation keeps by request and ``Recomputed`` for what the backward pass
-    runs again. What a pipeline keeps of a micro-batch for the backward pass follows as ``Stash`` entries.
+    ``recompute`` is ``Checkpoint`` for what recomputation keeps by request, and ``Recomputed`` for what the backward
+    pass runs again. What a pipeline keeps of a micro-batch for the backward pass follows as ``Stash`` entries.
     """
     names = {node: port.name for node, port in device.program.placeholders()}
     names |= value_labels(device.program.operations())

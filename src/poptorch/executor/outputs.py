@@ -48,7 +48,7 @@ def refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _nothing() -> None:
-    """The attributes of a result that belong in a pickle: none, so that it loads where this package is not installed."""
+    """The attributes of a result that belong in a pickle: none, for it must load where this package is missing."""
 
 
 def as_result(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UPDATED = "UpdatedVar___"
 TRACED = "model."
-"""Before the names of parameters and buffers where a training graph was traced: the original wraps the model once more."""
+"""Before the names of parameters and buffers in a traced training graph: there, the original wraps the model again."""
 
 
 def value_names(program: Program) -> dict[str, fx.Node]:
