@@ -81,7 +81,7 @@ class HalfFloatCastingBehavior(enum.IntEnum):
     HalfUpcastToFloat = 1
     """PyTorch's promotion rules: float32."""
     Default = 2
-    """float16 when the model is traced, PyTorch's rules with the dispatcher."""
+    """float16, unless ``Jit.traceModel(False)`` asks for PyTorch's rules."""
 
 
 class DataLoaderMode(enum.IntEnum):

@@ -92,9 +92,10 @@ class Request:
 
 def record(request: Request) -> Recording:
     """Capture the model; raises what ``forward`` raises, untouched."""
+    rules = MixedTypes.of(request.options)
     with torch.random.fork_rng(devices=[]):
         try:
-            return _attempt(request, real_values=False)
+            return _attempt(request, rules, real_values=False)
         except DataDependentOutputException as why:
             _check_values_exist(request, why)
             logger.debug("Capturing again with real values: %s needs one", why.func)
@@ -104,8 +105,8 @@ def record(request: Request) -> Recording:
             if request.training or "does not require grad" not in str(why):
                 raise
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
-            return _attempt(request, real_values=False, grad=True)
-        return _attempt(request, real_values=True)
+            return _attempt(request, rules, real_values=False, grad=True)
+        return _attempt(request, rules, real_values=True)
 
 
 def _check_values_exist(request: Request, why: DataDependentOutputException) -> None:
@@ -137,13 +138,13 @@ def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
     )
 
 
-def _attempt(request: Request, real_values: bool, grad: bool | None = None) -> Recording:
+def _attempt(request: Request, rules: MixedTypes, real_values: bool, grad: bool | None = None) -> Recording:
     state = collect_state(request.model)
     for entry in state:
         entry.grouped = entry.name in request.grouped
     context = CaptureContext(options=request.options, training=request.training)
     fake_mode = None if real_values else FakeTensorMode(allow_non_fake_inputs=True)
-    attempt = _Attempt(request, state, context, fake_mode, request.training if grad is None else grad)
+    attempt = _Attempt(request, rules, state, context, fake_mode, request.training if grad is None else grad)
     return attempt.run()
 
 
@@ -153,12 +154,14 @@ class _Attempt:
     def __init__(
         self,
         request: Request,
+        rules: MixedTypes,
         state: list[StateEntry],
         context: CaptureContext,
         fake_mode: FakeTensorMode | None,
         grad: bool,
     ) -> None:
         self._request = request
+        self._rules = rules
         self._state = state
         self._context = context
         self._fake_mode = fake_mode
@@ -228,7 +231,7 @@ class _Attempt:
         """The function under the tracer: forward, and for training the backward pass of the final loss."""
         request, context = self._request, self._context
         excludes = request.options._source_location_excludes
-        rules, precision = MixedTypes.of(request.options), request.options.Precision
+        rules, precision = self._rules, request.options.Precision
         parameters = [t for t in state if isinstance(t, nn.Parameter)]
         caster = OperandCaster(rules, parameters)
         recorder = Recorder(context, excludes, self._fake_mode is None, caster)
