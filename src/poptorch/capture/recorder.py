@@ -21,8 +21,11 @@ from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
-from poptorch.ops.traits import traits_of
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, set_info
+
+_NO_LAYERS = (Kind.VIEW, Kind.CREATION, Kind.HINT)
+"""What may come before the first block without being a stage of its own."""
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 
@@ -96,6 +99,8 @@ class Recorder(TorchDispatchMode):
                 f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
                 "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
             )
+        if not context.block_starts and traits_of(func).kind not in _NO_LAYERS:
+            context.leading = True
         return OpInfo(
             placement=placement,
             sweep=Sweep.FORWARD,
