@@ -112,12 +112,22 @@ def _combinations(func: Callable[..., Tensor], input: Tensor, r: int = 2, with_r
     return input[torch.tensor(list(choose(range(input.shape[0]), r)))]
 
 
-def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    dims = () if dims is None else dims
     counts = [1 if isinstance(v, int) else len(v) for v in (shifts, dims)]
     if counts[1] and counts[0] != counts[1]:
         # PyTorch's own words: those of its shape inference differ by a space.
         raise RuntimeError(f"shifts and dimensions must align. shifts: {counts[0]}, dims:{counts[1]}")
     return func(input, shifts, dims)
+
+
+def _ctc_loss(
+    func: Callable[..., Tensor], log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any,
+    **settings: Any,
+) -> Tensor:  # fmt: skip
+    """Lengths may be lists: as tensors they take the one form whose intermediate results have static sizes."""
+    lengths = [v if isinstance(v, Tensor) else torch.tensor(v) for v in (input_lengths, target_lengths)]
+    return func(log_probs, targets, *lengths, *rest, **settings)
 
 
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
@@ -129,6 +139,8 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: read_item,
     Tensor.__setitem__: _write_item,
     F.one_hot: _one_hot,
+    F.ctc_loss: _ctc_loss,
+    torch.ctc_loss: _ctc_loss,
     F.gelu: _gelu,
     torch.combinations: _combinations,
     torch.roll: _roll,

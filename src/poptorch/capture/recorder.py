@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext, Placement
+from poptorch.capture import kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
@@ -26,6 +31,9 @@ from poptorch.program.opinfo import OpInfo, Sweep, has_info, set_info
 
 _NO_LAYERS = (Kind.VIEW, Kind.CREATION, Kind.HINT)
 """What may come before the first block without being a stage of its own."""
+
+_SHAPE_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""Not the fault of the call: it needs values, or a form of its own."""
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 
@@ -56,27 +64,48 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._context.options is not None and self._context.options.strict_compatibility:
+            strict.refuse_operation(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func, args, kwargs)
-        result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
+        result = self._cast(func, self._checked(func, info), args, kwargs)
         self._annotate_new_nodes(info)
         return result
 
+    def _checked(self, func: Any, info: OpInfo) -> Callable[..., Any]:
+        """The operation, which fails here if it would fail when the program runs."""
+        static = STATIC_FORMS.get(func)
+        if static is not None or self._real_values:
+            return static or func
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = func(*args, **kwargs)
+            except _SHAPE_UNKNOWN:
+                raise
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                raise kernels.in_eager_words(func, args, kwargs, error) from None
+            refusal = kernels.refusal(func, args, kwargs)
+            if refusal is not None:
+                raise type(refusal)(f"{refusal} (at {info.source})") from None
+            return result
+
+        return run
+
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
-        mode = get_proxy_mode()
-        if mode is None or isinstance(tensor, FakeTensor) or get_proxy_slot(tensor, mode.tracer, None) is not None:
+        if not strict.is_host_tensor(tensor):
             return tensor
         if id(tensor) not in self._copies:
-            with _ordinary_execution():
+            with kernels.ordinary_execution():
                 self._copies[id(tensor)] = (tensor, tensor.detach().clone())
         return self._copies[id(tensor)][1]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        with _ordinary_execution():
+        with kernels.ordinary_execution():
             for original, copy in self._copies.values():
                 copy.copy_(original)  # what the graph holds as a constant is the value before any write
 
@@ -157,13 +186,6 @@ class Recorder(TorchDispatchMode):
 def _sequence_number() -> int:
     """The number of the newest autograd node: that of the operation being recorded, if it has one."""
     return int(torch._C._autograd._get_sequence_nr()) - 1
-
-
-@contextmanager
-def _ordinary_execution() -> Iterator[None]:
-    """Neither recording nor pretending, as if no capture were going on."""
-    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
-        yield
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:

@@ -7,6 +7,7 @@ Nothing of the user's model changes: state, gradients, random numbers and flags 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from poptorch.capture.state import (
     stand_ins_for,
 )
 from poptorch.capture.structure import Structure, flatten
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.hints import HINTS
 from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.program import has_values
@@ -91,9 +92,9 @@ class Request:
 
 
 def record(request: Request) -> Recording:
-    """Capture the model; raises what ``forward`` raises, untouched."""
+    """Capture the model; raises what ``forward`` raises."""
     rules = MixedTypes.of(request.options)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _types_as_in_eager():
         try:
             return _attempt(request, rules, real_values=False)
         except DataDependentOutputException as why:
@@ -107,6 +108,19 @@ def record(request: Request) -> Recording:
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
             return _attempt(request, rules, real_values=False, grad=True)
         return _attempt(request, rules, real_values=True)
+
+
+@contextmanager
+def _types_as_in_eager() -> Iterator[None]:
+    """Errors speak of tensors, as the user knows them, and not of the stand-ins that they are during capture."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(_STAND_IN.sub("Tensor", a) if isinstance(a, str) else a for a in error.args)
+        raise
+
+
+_STAND_IN = re.compile(r"\bFakeTensor\b")
 
 
 def _check_values_exist(request: Request, why: DataDependentOutputException) -> None:
@@ -125,16 +139,31 @@ def _check_values_exist(request: Request, why: DataDependentOutputException) -> 
         ) from why
 
 
+class DynamicShapeError(Error, DynamicOutputShapeException):
+    """The shape of a result depends on values. Programs that expect torch's own error for this catch it, too."""
+
+    __hash__ = Exception.__hash__
+
+    @classmethod
+    def of(cls, why: DynamicOutputShapeException, message: str) -> DynamicShapeError:
+        """The error for a call that torch cannot infer a shape for."""
+        error = cls(f"'poptorch_py_error': {message}")
+        error.message, error.func = message, why.func
+        return error
+
+
 def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
     name = str(why.func)
     if "index.Tensor" in name or "nonzero" in name or "masked_select" in name:
-        return createPoptorchError(
+        return DynamicShapeError.of(
+            why,
             "Indexing using boolean or byte tensor masks is unsupported because it would produce dynamic output shapes "
-            f"({name}). Use torch.where or masked_fill, which keep the shape."
+            f"({name}). Use torch.where or masked_fill, which keep the shape.",
         )
-    return createPoptorchError(
+    return DynamicShapeError.of(
+        why,
         f"Unsupported ops found in compiled model: [{name}]. The shape of its result depends on the values of its "
-        "inputs, and a compiled program has static shapes."
+        "inputs, and a compiled program has static shapes.",
     )
 
 

@@ -156,7 +156,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
     phased = ordering.is_phased
     chosen = backend_options.get("autoRecomputation")
     automatic = request.optimizer_spec.automatic_loss_scaling if request.optimizer_spec is not None else None
-    locations, anchors = options.TensorLocations, _anchors(options, program, loop)
+    locations, anchors = options.TensorLocations, _anchors(options, program)
     products = backend_options.get("partialsTypeMatMuls")
     convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
     return Settings(
@@ -195,12 +195,11 @@ def _ordering(strategy: Any) -> Ordering:
     return Ordering.SHARDED if isinstance(strategy, ShardedExecution) else Ordering.PIPELINED
 
 
-def _anchors(options: Any, program: Program, loop: Loop) -> tuple[Anchor, ...]:
+def _anchors(options: Any, program: Program) -> tuple[Anchor, ...]:
     result = []
     for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
         if use_model_mode:
             mode, period = options.output_mode, options.output_return_period
-        loop.check(OutputMode(mode), period)
         parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
         result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
         shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()
