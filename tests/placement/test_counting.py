@@ -91,8 +91,8 @@ def test_training_pipeline_must_be_filled(accumulation):
     with pytest.raises(
         Error,
         match=r"gradientAccumulation must be greater than or equal to the number of pipeline stages \(7\) "
-        r"when using poptorch\.PipelinedExecution\. Please note that a model with 4 pipeline stages in PopTorch will have "
-        r"an additional 3 stages when training\..*Stages: 0 on IPU 0 .*3 on IPU 3",
+        r"when using poptorch\.PipelinedExecution\. Please note that a model with 4 pipeline stages in PopTorch will "
+        r"have an additional 3 stages when training\..*Stages: 0 on IPU 0 .*3 on IPU 3",
     ):
         counting.check_pipeline_depth(
             PipelinedExecution(),

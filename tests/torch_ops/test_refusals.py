@@ -43,9 +43,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "complex input": (lambda x: x * 2, (COMPLEX,), "Unsupported input type torch.complex64"),
     "complex result": (torch.fft.fft, (X,), "Returning a torch.complex64 is not supported"),
     "one_hot": (F.one_hot, (ints(0, 4, 3),), "OneHot num classes must be specified and must be constant."),
-    "bincount": (torch.bincount, (ints(0, 4, 9),), 
-        "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the minimum length is also "
-        "the maximum length"),
+    "bincount": (torch.bincount, (ints(0, 4, 9),),
+        "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the minimum length is "
+        "also the maximum length"),
     "gelu": (lambda x: F.gelu(x, approximate="wild"), (X,), "Unknown GELU approximate"),
     "scatter_reduce": (
         lambda x, i: x.scatter_reduce(0, i, x, "wild"),
@@ -54,7 +54,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     ),
     "step": (lambda x: x[::-1], (X,), "Slicing step must be at least 1"),
     "slice of nothing": (lambda x, s: x[s:s], (X, ONE), "The start and end of a slice must be different."),
-    "slice backwards": (lambda x, s: x[s + 2 : s], (X, ONE), "Taking a slice of a tensor with the end less than the start is not supported"),
+    "slice backwards": (lambda x, s: x[s + 2 : s], (X, ONE),
+        "Taking a slice of a tensor with the end less than the start is not supported"),
     "slice not a factor": (
         lambda x, s: x[s : s + 7],
         (normal(8), ONE),
@@ -64,9 +65,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "slice to the end": (lambda x, s: x[s:], (X, ONE), SIZE),
     "slice from the start": (lambda x, s: x[:s], (X, ONE), SIZE),
     "slice by two tensors": (lambda x, s, t: x[s:t], (X, ONE, ONE + 2), SIZE),
-    "slice with a float": (lambda x, s: x[s.int() : s + 2.5], (X, ONE), 
-        "The size of the sliced tensor must be a constant for each execution of the model when running on the IPU. In this "
-        "case, there is a float added to the slice indices meaning it may change between runs."),
+    "slice with a float": (lambda x, s: x[s.int() : s + 2.5], (X, ONE),
+        "The size of the sliced tensor must be a constant for each execution of the model when running on the IPU. In "
+        "this case, there is a float added to the slice indices meaning it may change between runs."),
     "nothing computed": (_in_vain, (X,), "All operations in the main graph were pruned, nothing to compute"),
 }  # fmt: skip
 
@@ -126,24 +127,24 @@ def test_ctc_loss_takes_lists() -> None:
     torch.testing.assert_close(run(loss, log_probs, targets), loss(log_probs, targets))
 
 
-B, I = bools(2, 3), ints(0, 2, 2, 3)
+BOOLS, INTS = bools(2, 3), ints(0, 2, 2, 3)
 WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
-    "difference of bools": (lambda a, b: a - b, (B, B)),
-    "negative bool": (lambda a: -a, (B,)),
-    "one minus bool": (lambda a: 1 - a, (B,)),
-    "softmax of integers": (lambda a: F.softmax(a, -1), (I,)),
+    "difference of bools": (lambda a, b: a - b, (BOOLS, BOOLS)),
+    "negative bool": (lambda a: -a, (BOOLS,)),
+    "one minus bool": (lambda a: 1 - a, (BOOLS,)),
+    "softmax of integers": (lambda a: F.softmax(a, -1), (INTS,)),
     "float labels": (F.cross_entropy, (normal(2, 3), torch.zeros(2))),
     "narrow labels": (F.cross_entropy, (normal(2, 3), torch.zeros(2, dtype=torch.int32))),
     "float index": (lambda a, i: a.index_select(0, i), (normal(2, 3), torch.zeros(2))),
-    "product of float and integer": (lambda a, b: a @ b.t(), (normal(2, 3), I)),
+    "product of float and integer": (lambda a, b: a @ b.t(), (normal(2, 3), INTS)),
     "integer weights": (lambda x, w: F.conv1d(x, w), (normal(1, 2, 3), ints(0, 2, 2, 2, 1))),
-    "integer target": (lambda a, b: F.binary_cross_entropy(a.sigmoid(), b), (normal(2, 3), I)),
-    "relu of bools": (F.relu, (B,)),
-    "gelu of integers": (F.gelu, (I,)),
-    "argmax of bools": (lambda a: a.argmax(), (B,)),
-    "largest of bools": (lambda a: a.topk(1)[0], (B,)),
+    "integer target": (lambda a, b: F.binary_cross_entropy(a.sigmoid(), b), (normal(2, 3), INTS)),
+    "relu of bools": (F.relu, (BOOLS,)),
+    "gelu of integers": (F.gelu, (INTS,)),
+    "argmax of bools": (lambda a: a.argmax(), (BOOLS,)),
+    "largest of bools": (lambda a: a.topk(1)[0], (BOOLS,)),
     "shifted floats": (lambda a: a << 1, (normal(2, 3),)),
-    "weights that are integers": (lambda a: torch.multinomial(a, 1), (I,)),
+    "weights that are integers": (lambda a: torch.multinomial(a, 1), (INTS,)),
     "large, too": (lambda a: a - a, (torch.ones(100, 100, dtype=torch.bool),)),
 }
 
@@ -162,8 +163,9 @@ def test_a_late_refusal_names_the_line() -> None:
     def forward(a: Tensor) -> Tensor:
         return F.gelu(a)
 
-    with pytest.raises(RuntimeError, match=rf"not implemented for 'Int'.*{__file__}:{forward.__code__.co_firstlineno + 1}"):
-        run(forward, I.int())
+    line = forward.__code__.co_firstlineno + 1
+    with pytest.raises(RuntimeError, match=rf"not implemented for 'Int'.*{__file__}:{line}"):
+        run(forward, INTS.int())
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_a_late_refusal_names_the_line() -> None:
     ],
 )
 def test_wrong_calls_read_as_in_eager(wrong: Callable[..., Any]) -> None:
-    with pytest.raises(Exception) as native:  # noqa: PT011
+    with pytest.raises(Exception) as native:
         wrong(X)
     with pytest.raises(type(native.value)) as ours:
         run(wrong, X)

@@ -301,8 +301,8 @@ class InputNormaliser:
         if tensor.requires_grad:
             self._warn_once(
                 "grad",
-                "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via inputs "
-                f"is not supported. It is the input {path}.",
+                "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via "
+                f"inputs is not supported. It is the input {path}.",
             )
             tensor = tensor.detach()
         if not tensor.is_contiguous():

@@ -1,11 +1,11 @@
 """Types of operations that mix float16 and float32, while a model is captured.
 
 By default mixed operands become float16, and so do float32 weights where they meet float16 inputs. With
-``HalfUpcastToFloat`` or an explicit ``Jit.traceModel(False)`` PyTorch's promotion holds; operations that PyTorch refuses
-to mix (matrix products, convolutions) then take the type of their activations, and parameters are cast to it. A model
-that asked for the tracing front end (``Jit.traceModel(True)``) gets the rules of that front end: a float32 that the
-tracer could not tell from float16 (a constant, a created tensor, a requested cast) is *ambiguous* and takes the type of
-what it meets.
+``HalfUpcastToFloat`` or an explicit ``Jit.traceModel(False)`` PyTorch's promotion holds; operations that PyTorch
+refuses to mix (matrix products, convolutions) then take the type of their activations, and parameters are cast to it. A
+model that asked for the tracing front end (``Jit.traceModel(True)``) gets the rules of that front end: a float32 that
+the tracer could not tell from float16 (a constant, a created tensor, a requested cast) is *ambiguous* and takes the
+type of what it meets.
 
 Casts are made in two places. Above autograd (:class:`CastingMode`) where whole torch functions are seen: autocast
 regions, casts that users write. Below it (:class:`OperandCaster`) where every operation passes, also those that torch

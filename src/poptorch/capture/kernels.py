@@ -1,7 +1,7 @@
 """What the CPU's kernels say about a call, asked while a model is captured.
 
-Shape inference takes calls that kernels refuse because of their types: ``mask1 - mask2``, a loss with labels of the wrong
-type. Without a question in time such a call fails when the program runs, far from the line that is wrong. So each
+Shape inference takes calls that kernels refuse because of their types: ``mask1 - mask2``, a loss with labels of the
+wrong type. Without a question in time such a call fails when the program runs, far from the line that is wrong. So each
 combination of operation and types is tried once on tiny tensors. Only complaints about types count: tiny tensors may
 well have the wrong shape.
 

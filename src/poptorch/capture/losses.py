@@ -60,8 +60,8 @@ def final_loss(
         kinds = ", ".join(m.kind for m in final)
         raise createPoptorchError(
             "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
-            'poptorch.identity_loss. For example: poptorch.identity_loss(loss1 + loss2, reduction="none"). The losses are: '
-            f"{kinds}."
+            'poptorch.identity_loss. For example: poptorch.identity_loss(loss1 + loss2, reduction="none"). '
+            f"The losses are: {kinds}."
         )
     return final[0]
 

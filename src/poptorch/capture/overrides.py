@@ -27,13 +27,13 @@ class Overrides(TorchFunctionMode):
     """Calls the replacement of a torch function where there is one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        context = ambient.current()
-        if context is not None and context.options.strict_compatibility:
-            strict.refuse(func, args, kwargs or {})
+        context, kwargs = ambient.current(), kwargs or {}
         replacement = _REPLACEMENTS.get(func)
-        if replacement is None:
-            return func(*args, **(kwargs or {}))
-        return replacement(func, *args, **(kwargs or {}))
+        if context is None or not context.options.strict_compatibility:
+            return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)
+        strict.refuse(func, args, kwargs)
+        with strict.torch_function(context):
+            return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)
 
 
 def _write_item(func: Callable[..., None], target: Tensor, key: Any, value: Any) -> None:
@@ -122,9 +122,14 @@ def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = N
 
 
 def _ctc_loss(
-    func: Callable[..., Tensor], log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any,
+    func: Callable[..., Tensor],
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
     **settings: Any,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Lengths may be lists: as tensors they take the one form whose intermediate results have static sizes."""
     lengths = [v if isinstance(v, Tensor) else torch.tensor(v) for v in (input_lengths, target_lengths)]
     return func(log_probs, targets, *lengths, *rest, **settings)

@@ -11,10 +11,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,6 +46,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
+        self._strict = context.options is not None and bool(context.options.strict_compatibility)
         self._excludes = excludes
         self._real_values = real_values
         self._by_sequence: dict[int, OpInfo] = {}
@@ -64,7 +64,7 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._context.options is not None and self._context.options.strict_compatibility:
+        if self._strict:
             strict.refuse_operation(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
@@ -72,6 +72,8 @@ class Recorder(TorchDispatchMode):
         info = self._current_info(func, args, kwargs)
         result = self._cast(func, self._checked(func, info), args, kwargs)
         self._annotate_new_nodes(info)
+        if self._strict:
+            strict.mark_host_tensor(self._context, func, result)
         return result
 
     def _checked(self, func: Any, info: OpInfo) -> Callable[..., Any]:
@@ -96,7 +98,7 @@ class Recorder(TorchDispatchMode):
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
-        if not strict.is_host_tensor(tensor):
+        if not strict.is_unknown(tensor):
             return tensor
         if id(tensor) not in self._copies:
             with kernels.ordinary_execution():

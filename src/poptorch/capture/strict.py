@@ -6,7 +6,8 @@ For people who prepare code for hardware. Each check looks at the call as the us
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from poptorch.ambient import CaptureContext
 from poptorch.errors import createPoptorchError
 from poptorch.ops.traits import Kind, traits_of
 
@@ -34,8 +36,8 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 def refuse_operation(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise if the original refuses this single operation, whichever function called it."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    own = next((t for t in tensors if is_host_tensor(t)), None)
-    if own is not None and not all(is_host_tensor(t) for t in tensors):
+    own = next((t for t in tensors if _is_on_host(t)), None)
+    if own is not None and not all(_is_on_host(t) for t in tensors):
         kind = own.type().removeprefix("torch.").removesuffix("Tensor")
         raise createPoptorchError(
             f"Expected an IPU tensor but got tensor(device=cpu, shape={list(own.shape)}, dtype={kind}). Make it with "
@@ -48,16 +50,40 @@ def refuse_operation(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         )
 
 
-def is_host_tensor(tensor: Tensor) -> bool:
-    """Whether the user made the tensor outside of what is recorded: it is no stand-in, and no operation made it."""
+_FUNCTIONS = "capture.strict.functions"
+_MARK = "_poptorch_on_host"
+
+
+@contextmanager
+def torch_function(context: CaptureContext) -> Iterator[None]:
+    """While a torch function runs: tensors that appear now are made by it, as ``torch.tensor`` does."""
+    context.extras[_FUNCTIONS] = context.extras.get(_FUNCTIONS, 0) + 1
+    try:
+        yield
+    finally:
+        context.extras[_FUNCTIONS] -= 1
+
+
+def mark_host_tensor(context: CaptureContext, func: Any, result: Any) -> None:
+    """Remember a tensor that no torch function made: a constructor such as ``torch.LongTensor``, or ``from_numpy``."""
+    if func is torch.ops.aten.lift_fresh.default and not context.extras.get(_FUNCTIONS):
+        setattr(result, _MARK, True)
+
+
+def is_unknown(tensor: Tensor) -> bool:
+    """Whether the tensor is the user's own: no stand-in, and no operation made it."""
     mode = get_proxy_mode()
     return mode is not None and not isinstance(tensor, FakeTensor) and get_proxy_slot(tensor, mode.tracer, None) is None
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return is_unknown(tensor) or getattr(tensor, _MARK, False)
 
 
 def _is_stepped_slice(tensor: Any) -> bool:
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None and isinstance(tensor, Tensor) else None
-    node = None if slot is None else slot.proxy.node
+    node: Any = None if slot is None else slot.proxy.node
     while isinstance(node, fx.Node) and node.op == "call_function" and traits_of(node.target).kind is Kind.VIEW:
         if node.target is torch.ops.aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1:
             return True

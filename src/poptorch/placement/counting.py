@@ -152,8 +152,8 @@ def check_ipu_count(
     if required > MAX_IPUS_PER_PROCESS:
         raise backend_error(
             f"Too many IPUs requested ({required}). Experiments that need more than {MAX_IPUS_PER_PROCESS} IPUs need "
-            f"distributed execution: start several processes, for instance with poprun. The model asks for {per_replica} "
-            f"IPUs for each of {replication_factor} replicas."
+            f"distributed execution: start several processes, for instance with poprun. The model asks for "
+            f"{per_replica} IPUs for each of {replication_factor} replicas."
         )
     reserved = next_power_of_two(required)
     if required not in (0, reserved) and hardware and not auto_round:
