@@ -100,8 +100,8 @@ def test_ipus_that_are_no_power_of_two():
     options = make_options(poptorch.ShardedExecution(), accumulation=1).autoRoundNumIPUs(False)
     message = re.escape(
         "The model specifies the use of 3 IPUs, however PopTorch must reserve a minimum of 4 in order to allow the "
-        "model to run, because PopTorch must reserve a power of 2 or maximum of 64 IPUs per process. Please reconfigure your "
-        "model to use a different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True)."
+        "model to run, because PopTorch must reserve a power of 2 or maximum of 64 IPUs per process. Please "
+        "reconfigure your model to use a different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True)."
     )
     refuses(message, Chain(FOUR[:3]), options)
 
