@@ -94,7 +94,8 @@ NOTES: tuple[Note, ...] = (
     Note(
         "float16 with float32",
         "2.6: float16 (tracing). From 3.0: PyTorch's promotion, layers take the type of their activations.",
-        "As from 3.0. `Jit.traceModel(True)` or `FloatDowncastToHalf`, said explicitly, bring the rules of 2.6.",
+        "float16, and `tensor.dtype` is the true type. `HalfUpcastToFloat` or an explicit `Jit.traceModel(False)`: as "
+        "from 3.0. An explicit `Jit.traceModel(True)`: all rules of 2.6.",
     ),
     Note(
         "running statistics of a half module",

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from popdist import context
 from popdist.device import getDeviceId
-from poptorch.executor.target import is_offline, uses_ipu_model
+from poptorch.compiler.request import is_offline, uses_ipu_model
 from poptorch.options import Options as _Options
 from poptorch.options import groups
 

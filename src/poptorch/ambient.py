@@ -45,6 +45,9 @@ class CaptureContext:
     block_starts: list[Placement] = field(default_factory=list)
     """Every placement that was entered, in order; pipeline stages are counted from it."""
 
+    leading: bool = False
+    """Whether something was computed before the first block: automatic stage numbers then leave it stage 0."""
+
     name_scopes: list[str] = field(default_factory=list)
     attributes: dict[str, dict[str, str]] = field(default_factory=dict)
     losses: list[LossMark] = field(default_factory=list)

@@ -81,7 +81,7 @@ class HalfFloatCastingBehavior(enum.IntEnum):
     HalfUpcastToFloat = 1
     """PyTorch's promotion rules: float32."""
     Default = 2
-    """float16 when the model is traced, PyTorch's rules with the dispatcher."""
+    """float16, unless ``Jit.traceModel(False)`` asks for PyTorch's rules."""
 
 
 class DataLoaderMode(enum.IntEnum):
@@ -127,7 +127,7 @@ class AutoStage(enum.IntEnum):
     SameAsIpu = 0
     """The stage is the number of the block's IPU."""
     AutoIncrement = 1
-    """Each new block gets the next stage."""
+    """Each new block gets the next stage, from 0. Layers before the first block are stage 0, and blocks then follow."""
 
 
 class MultiConvPlanType(enum.IntEnum):

@@ -202,7 +202,7 @@ CATALOGUE = {
     "removed": (
         lambda: poptorch.inferenceModel(Weighted(remove_buffer))(one(2)),
         poptorch.Error,
-        "Buffer y is removed from the model when calling the forward method",
+        "Buffer y is removed from the model when calling the forward method.",
     ),
     "reassigned": (
         lambda: poptorch.inferenceModel(Weighted(rebind_buffer))(one(2)),
@@ -227,7 +227,8 @@ CATALOGUE = {
     "two losses": (
         lambda: trained(Weighted(lambda m, x: (nn.functional.mse_loss(m.w, x), nn.functional.l1_loss(m.w, x))))(one(2)),
         poptorch.Error,
-        "Multiple independent losses found in graph",
+        "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
+        "poptorch.identity_loss.",
     ),
     "backward": (lambda: compiled()(one()).backward(), poptorch.Error, "backward() cannot be called explicitly"),
     "cycles": (lambda: compiled().cycleCount(), poptorch.Error, "Cycle count logging is disabled"),

@@ -153,11 +153,19 @@ class TestAnchors:
             train(options)(*data())
         assert train(poptorch.Options())(*data())[0].shape == (2, 2)
 
-    def test_a_period_that_does_not_fit(self):
+    @pytest.mark.parametrize(("period", "entries"), [(3, 1), (4, 1), (5, 0), (100, 0)])
+    @pytest.mark.parametrize("name", ["input", "loss", "UpdatedVar___fc2.bias"])
+    def test_a_period_that_does_not_divide_the_iterations(self, period, entries, name):
         options = poptorch.Options().deviceIterations(4)
-        options.anchorTensor("a", "input", OutputMode.EveryN, 3)
-        with pytest.raises(poptorch.Error, match="must divide deviceIterations"):
-            train(options)(*data(4))
+        options.anchorTensor("a", name, OutputMode.EveryN, period)
+        options.anchorTensor("all", name, OutputMode.All)
+        executor = train(options)
+        x, target = data(4)
+        executor(x, target)
+        some, every = (torch.atleast_1d(executor.getAnchoredTensor(name)) for name in ("a", "all"))
+        rows = len(every) // 4
+        assert len(some) == entries * rows
+        torch.testing.assert_close(some, every[(period - 1) * rows : period * rows])
 
 
 class TestCompilationTime:

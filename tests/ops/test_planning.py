@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -109,6 +110,27 @@ def test_allowed_overlap(capture, mode: OutputMode) -> None:
     _check(capture, lambda x, y: _mark_out(_mark_in(x, OFF) + y, OFF), _options(0, OutputMode.Final, sharded=False))
 
 
+def _returned_unmarked(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    z = x + y
+    return [_mark_out(z), y, z]
+
+
+def _marked_twice(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    z = x + y
+    return [_mark_out(z), _mark_out(z)]
+
+
+ONLY_OP = "poptorch.set_overlap_for_input must be the only op applied to an input. This is not the case for input "
+SWITCH = (
+    "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only one IPU, please switch to "
+    "poptorch.ShardedExecution."
+)
+TWICE = (
+    "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice. Please check all returned "
+    "tensors including those nested in tuples/lists."
+)
+
+
 def _returned_twice(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     z = _mark_out(x + y)
     return [z, y, z]
@@ -117,17 +139,26 @@ def _returned_twice(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("function", "settings", "phrase"),
     [
-        (lambda x, y: _mark_in(x) + x + y, {}, "must be the only op applied to an input"),
+        (lambda x, y: _mark_in(x) + x + y, {}, f"{ONLY_OP}0 to the model."),
+        (lambda x, y: _mark_in(y) + x + y, {}, f"{ONLY_OP}1 to the model."),
         (lambda x, y: _mark_in(x + 1) + y, {}, "applied on a node which is not a tensor input to the model."),
         (lambda x, y: _mark_out(x + y) + 1, {}, "applied on a node which is not a tensor output to the model."),
-        (_returned_twice, {}, "cannot be used with a tensor that is returned twice"),
-        (lambda x, y: _mark_in(x) + y, {"sharded": False}, "not supported with poptorch.PipelinedExecution"),
-        (lambda x, y: _mark_in(x) + y, {"sharded": False}, "poptorch.ShardedExecution"),
+        (_returned_twice, {}, TWICE),
+        (_returned_unmarked, {"sharded": False}, TWICE),
+        (_marked_twice, {"sharded": False}, TWICE),
+        (lambda x, y: _mark_in(x) + y, {"sharded": False}, SWITCH),
         (lambda x, y: _mark_in(x) + y, {"tiles": 0}, "No IO tiles allocated. You must allocate at least 32 IO tiles"),
         (lambda x, y: _mark_in(x) + y, {"tiles": 0}, "TensorLocations.numIOTiles"),
         (lambda x, y: _mark_out(x + y), {"mode": OutputMode.Final}, "Unsupported output mode for overlapped IO"),
     ],
 )
 def test_refused_overlap(capture, function: Any, settings: dict, phrase: str) -> None:
-    with pytest.raises(poptorch.Error, match=phrase):
+    with pytest.raises(poptorch.Error, match=re.escape(phrase)):
         _check(capture, function, _options(**settings))
+
+
+def test_tracing_names_the_input(capture) -> None:
+    options = _options()
+    options.Jit.traceModel(True)
+    with pytest.raises(poptorch.Error, match=re.escape(ONLY_OP) + "[a-z]"):
+        _check(capture, lambda x, y: _mark_in(x) + x + y, options)

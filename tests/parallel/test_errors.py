@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from parallel_models import Perceptron, make_options
@@ -62,7 +64,8 @@ def test_too_few_micro_batches_for_a_training_pipeline(accumulation):
     options = make_options(poptorch.PipelinedExecution(), accumulation=accumulation)
     message = (
         r"gradientAccumulation must be greater than or equal to the number of pipeline stages \(7\) when using "
-        r"poptorch.PipelinedExecution.*a model with 4 pipeline stages in PopTorch will have an additional 3 stages"
+        r"poptorch.PipelinedExecution\. Please note that a model with 4 pipeline stages in PopTorch will have an "
+        r"additional 3 stages when training\.."
     )
     refuses(message, Perceptron((0, 1, 2, 3)), options, rows=accumulation, training=True)
 
@@ -83,7 +86,7 @@ def test_shards_accept_any_number_of_micro_batches():
 
 def test_too_many_ipus():
     options = make_options(poptorch.ShardedExecution(), accumulation=1, replicas=17)
-    refuses(r"Too many IPUs requested \(68\).*Experiments that need more than 64", Chain(FOUR), options, rows=17)
+    refuses(r"Too many IPUs requested \(68\)\. Experiments that need more than 64", Chain(FOUR), options, rows=17)
 
 
 @pytest.mark.parametrize("target", ["useIpuModel", "useOfflineIpuTarget"])
@@ -96,8 +99,37 @@ def test_too_many_ipus_for_any_target(target):
 
 def test_ipus_that_are_no_power_of_two():
     options = make_options(poptorch.ShardedExecution(), accumulation=1).autoRoundNumIPUs(False)
-    message = "The model specifies the use of 3 IPUs.*must reserve a minimum of 4.*autoRoundNumIPUs"
+    message = re.escape(
+        "The model specifies the use of 3 IPUs, however PopTorch must reserve a minimum of 4 in order to allow the "
+        "model to run, because PopTorch must reserve a power of 2 or maximum of 64 IPUs per process. Please "
+        "reconfigure your model to use a different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True)."
+    )
     refuses(message, Chain(FOUR[:3]), options)
+
+
+def test_the_number_of_ipus_is_checked_before_the_depth_of_the_pipeline():
+    options = make_options(poptorch.PipelinedExecution(), iterations=1, accumulation=1).autoRoundNumIPUs(False)
+    refuses(r"The model specifies the use of 3 IPUs.*Stages: 0 on IPU 0 \(block '0'\); 1 ", Chain(FOUR[:3]), options)
+    options = make_options(poptorch.PipelinedExecution(), iterations=1, accumulation=1).autoRoundNumIPUs(False)
+    refuses("pipeline stages", Chain(FOUR[:3]), options.useIpuModel(True))
+    options = make_options(poptorch.PipelinedExecution(), iterations=1, accumulation=1).autoRoundNumIPUs(False)
+    with pytest.raises(poptorch.Error, match="pipeline stages"):
+        poptorch.inferenceModel(Chain(FOUR[:3]), options.useOfflineIpuTarget()).compile(torch.ones(1, 8))
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_accumulation_in_inference(pipelined):
+    strategy = poptorch.PipelinedExecution() if pipelined else poptorch.ShardedExecution()
+    message = (
+        "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
+        "running a poptorch.inferenceModel()."
+    )
+    if pipelined:
+        message += (
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
+            "execution instead."
+        )
+    refuses(re.escape(message), Chain(FOUR), make_options(strategy, accumulation=2), rows=2)
 
 
 def test_parallel_phases_on_the_wrong_ipus():

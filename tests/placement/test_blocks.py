@@ -38,7 +38,7 @@ class Spy(nn.Module):
     def forward(self, x):
         context = ambient.current()
         self.seen.append(context.placement if context else "not captured")
-        return x
+        return x * 2
 
 
 # --- the state machine ------------------------------------------------------------------------------------
@@ -207,10 +207,64 @@ def test_automatic_stages_leave_stage_0_to_the_first_layers():
     model = nn.Sequential(*(Spy() for _ in range(4)))
     for layer, ipu in zip(model[1:], (1, 2, 1), strict=True):
         poptorch.BeginBlock(layer, ipu_id=ipu)
-    capture(model, 1, strategy=PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    poptorch.inferenceModel(model, options_of(poptorch.AutoStage.AutoIncrement))(torch.ones(4))
     assert [spy.seen[0].stage for spy in model] == [0, 1, 2, 3]
     capture(model, 1)
     assert [spy.seen[1].stage for spy in model] == [0, 1, 2, 1]
+
+
+def options_of(stages):
+    strategy = PipelinedExecution(stages)
+    return poptorch.Options().deviceIterations(4).autoRoundNumIPUs(True).setExecutionStrategy(strategy)
+
+
+def scoped(blocks, before=lambda x: x):
+    class Scoped(nn.Module):
+        def forward(self, x):
+            x = before(x)
+            for _ in range(blocks):
+                with poptorch.Block():
+                    x = x * 2
+            return x
+
+    return Scoped()
+
+
+@pytest.mark.parametrize(
+    ("before", "stages"),
+    [
+        (lambda x: x, [0, 1, 2]),
+        (lambda x: x.view(1), [0, 1, 2]),  # moves no data and computes nothing
+        (lambda x: x + 1, [0, 1, 2, 3]),
+    ],
+)
+def test_automatic_stages_start_at_0(before, stages):
+    executor = poptorch.inferenceModel(scoped(3, before), options_of(poptorch.AutoStage.AutoIncrement))
+    assert executor(torch.ones(4)).numel() == 4
+    assert sorted({(p.stage, p.ipu) for p in executor.program.placements()}) == [(n, n) for n in stages]
+    assert len(executor.plan.parts) == len(stages)
+
+
+def test_two_blocks_are_two_stages():
+    options = options_of(poptorch.AutoStage.AutoIncrement).deviceIterations(1)
+    with pytest.raises(
+        poptorch.Error,
+        match=r"pipeline stages \(2\).*Stages: 0 on IPU 0 \(block '0'\); 1 on IPU 1 \(block '1'\)\.",
+    ):
+        poptorch.inferenceModel(scoped(2), options)(torch.ones(1))
+
+
+def test_a_stage_without_operations_does_not_count():
+    class Idle(nn.Module):
+        def forward(self, x):
+            for name, ipu in (("idle", 0), ("a", 1), ("idle too", 2), ("b", 1)):
+                poptorch.Block.start(name, ipu)
+                if len(name) == 1:
+                    x = x * 2
+            return x
+
+    options = options_of(poptorch.AutoStage.AutoIncrement).deviceIterations(1)
+    assert poptorch.inferenceModel(Idle(), options)(torch.ones(1)).item() == 4.0
 
 
 def test_hooks_keep_their_order():

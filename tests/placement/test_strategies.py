@@ -80,14 +80,16 @@ def test_automatic_stages(strategy):
     ipus = [0, 1, 2, 1]
     assert [same.place(str(n), ipu).stage for n, ipu in enumerate(ipus)] == [0, 1, 2, 1]
     assert [counted.place(str(n), ipu) for n, ipu in enumerate(ipus)] == [
-        Placement(stage=n + 1, ipu=ipu, block=str(n)) for n, ipu in enumerate(ipus)
+        Placement(stage=n, ipu=ipu, block=str(n)) for n, ipu in enumerate(ipus)
     ]
+    assert [counted.place(str(n), ipu, leading=True).stage for n, ipu in enumerate(ipus)] == [1, 2, 3, 4]
+    assert [same.place(str(n), ipu, leading=True).stage for n, ipu in enumerate(ipus)] == [0, 1, 2, 1]
 
 
 def test_a_block_keeps_its_first_stage_number():
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
     strategy.place("a", 0), strategy.place("b", 1)
-    assert strategy.place("a", 1) == Placement(stage=1, ipu=1, block="a")
+    assert strategy.place("a", 1) == Placement(stage=0, ipu=1, block="a")
     same = PipelinedExecution()
     same.place("a", 2)
     assert same.place("a", 3) == Placement(stage=2, ipu=3, block="a")

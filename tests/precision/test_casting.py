@@ -76,7 +76,7 @@ def test_table(row: int, column: int) -> None:
     assert result_type(expression, torch.ones(3), mode=mode) is of_float[column]
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("D", H), ("U", F), ("N", F), ("", F)])
+@pytest.mark.parametrize(("mode", "expected"), [("D", H), ("U", F), ("N", F), ("", H)])
 def test_sums_of_mixed_operands(mode: str, expected: torch.dtype) -> None:
     x, y = torch.ones(3, dtype=H), torch.ones(3)
     assert result_type(lambda a, b: a + b, x, y, mode=mode) is expected
@@ -91,7 +91,7 @@ def test_layers(make, activation, parameters, traced, dispatched) -> None:
     def run(layer, x):
         return layer(x, x) if isinstance(layer, nn.Bilinear) else layer(x)
 
-    for mode, expected in (("D", traced), ("N", dispatched), ("", dispatched)):
+    for mode, expected in (("D", traced), ("N", dispatched), ("", traced)):
         layer = make().to(parameters)
         x = torch.ones(3, 3, dtype=activation)
         assert result_type(run, x, mode=mode, layer=layer) is expected
@@ -121,7 +121,8 @@ def test_products_with_parameters_follow_the_activation() -> None:
 
     assert poptorch.inferenceModel(Product())(torch.ones(2, 3, dtype=H)).dtype is H
     x, y = torch.ones(2, 3, dtype=H), torch.ones(3, 2)
-    assert result_type(torch.matmul, x, y) is F
+    assert result_type(torch.matmul, x, y, mode="N") is F
+    assert result_type(torch.matmul, x, y) is H
     assert result_type(torch.matmul, x, y, mode="D") is H
 
 
@@ -131,13 +132,13 @@ def test_norms_keep_the_type_of_their_input() -> None:
         y = poptorch.inferenceModel(layer)(x.half())
         assert y.dtype is H
         assert_close_sums(y.float(), layer(x).detach(), terms=1, dtype=H)
-        y = poptorch.inferenceModel(layer.half())(x)
+        y = poptorch.inferenceModel(layer.half(), front_end("N"))(x)
         assert y.dtype is F
 
 
 def test_comparison_of_a_rounded_number() -> None:
     x, y = torch.tensor([550.4]).half(), torch.tensor([550.4])
-    for mode, expected in (("D", True), ("N", False), ("", False)):
+    for mode, expected in (("D", True), ("N", False), ("", True)):
         assert bool(poptorch.inferenceModel(Call(torch.eq), front_end(mode))(x, y)) is expected
 
 
@@ -174,11 +175,73 @@ def test_downcasting_is_refused_by_the_dispatcher() -> None:
         poptorch.inferenceModel(Call(torch.relu), options)(torch.ones(2))
 
 
-def test_downcasting_alone_selects_the_old_rules() -> None:
+@pytest.mark.parametrize("behaviour", list(poptorch.HalfFloatCastingBehavior))
+def test_the_option_alone_decides_about_mixed_operands(behaviour) -> None:
     options = poptorch.Options()
-    options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.FloatDowncastToHalf)
-    model = poptorch.inferenceModel(Call(lambda x, y: x * y), options)
-    assert model(torch.ones(2).half(), torch.ones(2)).dtype is H
+    options.Precision.halfFloatCasting(behaviour)
+    model = poptorch.inferenceModel(Call(lambda x, y: (x * y, torch.zeros(2, dtype=x.dtype))), options)
+    product, created = model(torch.ones(2).half(), torch.ones(2))
+    assert product.dtype is (F if behaviour is poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat else H)
+    assert created.dtype is H, "types read as they are unless traceModel(True) is explicit"
+
+
+@pytest.mark.parametrize(
+    "function", [torch.hypot, torch.floor_divide, torch.fmax, torch.logaddexp, torch.xlogy, torch.dist, torch.cross]
+)
+def test_every_operation_on_mixed_operands_is_float16(function) -> None:
+    x, y = torch.ones(3).half(), 2 * torch.ones(3)
+    assert result_type(function, x, y) is H
+    assert result_type(function, y, x) is H
+
+
+def test_float32_weights_meet_float16_inputs_as_float16_and_keep_their_type() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.PReLU(), nn.Linear(4, 1))
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, target):
+            y = self.net(x)
+            return y, nn.functional.mse_loss(y, target)
+
+    before = [p.detach().clone() for p in net.parameters()]
+    training = poptorch.trainingModel(Loss(), optimizer=poptorch.optim.SGD(net.parameters(), lr=0.1))
+    y, loss = training(torch.randn(6, 4).half(), torch.randn(6, 1))
+    assert (y.dtype, loss.dtype) == (H, H)
+    for old, new in zip(before, net.parameters(), strict=True):
+        assert new.dtype is F
+        assert not torch.equal(old, new)
+
+
+def test_a_grid_in_another_type_than_the_image() -> None:
+    image, grid = torch.ones(1, 1, 4, 4).half(), torch.zeros(1, 2, 2, 2)
+
+    def sample(image, grid):
+        return nn.functional.grid_sample(image, grid, align_corners=False)
+
+    assert result_type(sample, image, grid) is H
+    assert result_type(sample, image, grid, mode="N") is F
+
+
+def test_the_first_mixed_operation_is_announced_once(caplog) -> None:
+    poptorch.setLogLevel("INFO")
+
+    def mixed(x, y):
+        z = x * y
+        return z + y
+
+    poptorch.inferenceModel(Call(mixed))(torch.ones(2).half(), torch.ones(2))
+    lines = [r.getMessage() for r in caplog.records if "float16 and float32 operands" in r.getMessage()]
+    assert len(lines) == 1
+    assert f"mul at {__file__}:{mixed.__code__.co_firstlineno + 1}" in lines[0]
+    assert "halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)" in lines[0]
+    caplog.clear()
+    poptorch.inferenceModel(Call(mixed), front_end("N"))(torch.ones(2).half(), torch.ones(2))
+    poptorch.inferenceModel(Call(mixed))(torch.ones(2), torch.ones(2))
+    assert "float16 and float32 operands" not in caplog.text
 
 
 def test_capturing_leaves_types_as_they_were() -> None:

@@ -55,8 +55,10 @@ def test_float16_parameters_learn_with_loss_scaling(optimizer: str) -> None:
 def test_each_module_keeps_its_own_type() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half())
     x = torch.randn(2, 4)
-    y = poptorch.inferenceModel(net)(x)
-    assert y.dtype is FLOAT
+    assert poptorch.inferenceModel(net)(x).dtype is HALF
+    upcast = poptorch.Options()
+    upcast.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
+    assert poptorch.inferenceModel(net, upcast)(x).dtype is FLOAT
     net[0].half()
     assert poptorch.inferenceModel(net)(x.half()).dtype is HALF
     net.float()

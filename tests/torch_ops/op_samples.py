@@ -171,7 +171,7 @@ def check_inference(sample: Sample) -> None:
     expected_inputs = _clones(sample.inputs)
     with torch.no_grad():
         expected = sample.make()(*expected_inputs)
-    model = poptorch.inferenceModel(Alone(function))
+    model = poptorch.inferenceModel(Alone(function), _promoting())
     for _ in range(1 if _has_state(function) else 2):
         inputs = _clones(sample.inputs)
         sample.check(_plain(model(*inputs)), _narrowed(expected), expected)
@@ -214,7 +214,8 @@ def _check_training(samples: Sequence[Sample]) -> None:
     for part, other in zip(ours.parts, reference.parts, strict=True):
         part.weights = other.weights
 
-    model = poptorch.trainingModel(ours, optimizer=torch.optim.SGD(ours.parameters(), lr=LEARNING_RATE))
+    optimizer = torch.optim.SGD(ours.parameters(), lr=LEARNING_RATE)
+    model = poptorch.trainingModel(ours, _promoting(), optimizer)
     results, _ = model(*(_clones(sample.inputs) for sample in samples))
     model.destroy()
     for sample, result, wanted in zip(samples, results, expected, strict=True):
@@ -222,6 +223,13 @@ def _check_training(samples: Sequence[Sample]) -> None:
     for sample, part, other, wanted in zip(samples, ours.parts, reference.parts, expected, strict=True):
         # The backward pass follows the forward pass: twice as many sums.
         sample.check(part.state_dict(), other.state_dict(), wanted, steps=2)
+
+
+def _promoting() -> poptorch.Options:
+    """Operands of mixed types are promoted as in eager PyTorch."""
+    options = poptorch.Options()
+    options.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
+    return options
 
 
 def _has_state(function: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from op_samples import Alone, ints, normal
@@ -21,6 +22,26 @@ SMALL = ints(0, 9, 4, dtype=torch.int8)
 CLASSES = ints(0, 6, 4)
 LENGTHS = torch.tensor([5, 5])
 
+def _add_to_every_second(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[::2] += 1
+    return y
+
+
+def _fill_every_second(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, ::2] = 0
+    return y
+
+
+def _scale_a_view(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[1::2].t().mul_(2)
+    return y
+
+
+STEP = "In-place modification of slices with step size other than 1 is not supported."
+HOST = r"Expected an IPU tensor but got tensor\(device=cpu, shape=\[2\], dtype="
 WEIGHT = 'Parameter "weight" is unsupported'
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "nll weight": (lambda x, t: F.nll_loss(x, t, weight=torch.ones(6)), (X, CLASSES), WEIGHT),
@@ -54,6 +75,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "8-bit operator": (lambda a: a & a, (SMALL,), "Poplar does not support binary operations on 8-bit"),
     "lgamma": (torch.lgamma, (X.abs(),), "Unsupported ops found in compiled model"),
     "isinf method": (lambda x: x.isinf(), (X,), "Unsupported ops found in compiled model"),
+    "add to a stepped slice": (_add_to_every_second, (X,), STEP),
+    "fill a stepped slice": (_fill_every_second, (X,), STEP),
+    "write through a view of a stepped slice": (_scale_a_view, (X,), STEP),
+    "index on the host": (lambda x: x[torch.LongTensor([0, 1])], (X,), HOST + "Long"),
+    "operand on the host": (lambda x: x[0, :2] + torch.FloatTensor([0, 1]), (X,), HOST + "Float"),
+    "operand from numpy": (lambda x: x[0, :2] * torch.from_numpy(numpy.ones(2, bool)), (X,), HOST + "Bool"),
     "topk unsorted": (lambda x: x.topk(2, sorted=False)[0].sum(), (X,), "sorted=False is not supported"),
 }  # fmt: skip
 
@@ -73,6 +100,9 @@ def test_ordinary_calls_pass_the_strict_checks() -> None:
             x.topk(2).values,
             torch.linalg.matrix_norm(x),
             F.interpolate(x[None], scale_factor=2),
+            x[torch.tensor([0, 1])] + torch.ones(1) + torch.arange(6),
+            x[::2] + 1,
+            torch.zeros(4, 6).index_fill_(0, t[:1] // 6, 1.0),
         )
 
     poptorch.inferenceModel(Alone(ordinary), poptorch.Options().strictCompatibility(True))(X, CLASSES)

@@ -353,8 +353,8 @@ class InputNormaliser:
         if tensor.requires_grad:
             self._warn_once(
                 "grad",
-                f"Input tensor has requires_grad=True set ({path}). This tensor will be detached because backward "
-                "pass via inputs is not supported.",
+                "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via "
+                f"inputs is not supported. It is the input {path}.",
             )
             tensor = tensor.detach()
         if not tensor.is_contiguous():

@@ -1,10 +1,11 @@
 """Types of operations that mix float16 and float32, while a model is captured.
 
-By default PyTorch's promotion holds, as in the later releases of the original; operations that PyTorch refuses to mix
-(matrix products, convolutions) take the type of their activations, and parameters are cast to it. A model that asked
-for the tracing front end (``Jit.traceModel(True)``) or for ``FloatDowncastToHalf`` gets the rules of that front end:
-mixed operands become float16, and a float32 that the tracer could not tell from float16 (a constant, a created tensor,
-a requested cast) is *ambiguous* and takes the type of what it meets.
+By default mixed operands become float16, and so do float32 weights where they meet float16 inputs. With
+``HalfUpcastToFloat`` or an explicit ``Jit.traceModel(False)`` PyTorch's promotion holds; operations that PyTorch
+refuses to mix (matrix products, convolutions) then take the type of their activations, and parameters are cast to it. A
+model that asked for the tracing front end (``Jit.traceModel(True)``) gets the rules of that front end: a float32 that
+the tracer could not tell from float16 (a constant, a created tensor, a requested cast) is *ambiguous* and takes the
+type of what it meets.
 
 Casts are made in two places. Above autograd (:class:`CastingMode`) where whole torch functions are seen: autocast
 regions, casts that users write. Below it (:class:`OperandCaster`) where every operation passes, also those that torch
@@ -26,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from poptorch import ambient, autocasting
+from poptorch._logging import logger
+from poptorch.capture.locations import user_location
 from poptorch.capture.state import StateEntry
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import createPoptorchError
@@ -48,15 +51,37 @@ _FOLLOW_FIRST = _names(
 )
 """The result has the type of the first operand, and the others are cast to it."""
 
-_PROMOTING = _names("binary_cross_entropy binary_cross_entropy_backward lerp")
-"""PyTorch would promote these like the others, but has no kernel for mixed operands."""
-
-_TRACED_TOGETHER = _PROMOTING | _names(
-    """add sub rsub mul div pow fmod remainder atan2 maximum minimum clamp clamp_min clamp_max cat stack where
-    addcmul addcdiv eq ne lt le gt ge logical_and logical_or logical_xor mse_loss smooth_l1_loss huber_loss
-    normal native_layer_norm native_group_norm slice_scatter select_scatter index_put masked_fill"""
+_PROMOTING = _names(
+    """binary_cross_entropy binary_cross_entropy_backward lerp grid_sampler_2d grid_sampler_3d
+    grid_sampler_2d_backward grid_sampler_3d_backward"""
 )
-"""What the tracing front end casts together, besides products."""
+"""PyTorch has no kernel for mixed operands of these: with its promotion, they are promoted like the others."""
+
+_TOGETHER = _PROMOTING | _names(
+    """rsub floor_divide cat stack cross linalg_cross dist _cdist_forward mse_loss smooth_l1_loss huber_loss normal
+    slice_scatter select_scatter index_put"""
+)
+"""What is cast together besides products and element-wise operations, unless PyTorch's promotion holds."""
+
+
+class MixedNotice:
+    """Tells the user once for each model that an operation mixes types, and how to change what becomes of it."""
+
+    def __init__(self, excludes: Sequence[str]) -> None:
+        self._excludes = excludes
+        self._given = False
+
+    def __call__(self, name: str) -> None:
+        """Log the line at which the function ``name`` is called, the first time."""
+        if not self._given:
+            self._given = True
+            logger.info(
+                "%s at %s has float16 and float32 operands: it computes in float16 and returns float16, as all such "
+                "operations of this model. For PyTorch's promotion to float32, set poptorch.Options().Precision."
+                "halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat).",
+                name,
+                user_location(self._excludes),
+            )
 
 
 @dataclass(frozen=True)
@@ -69,19 +94,37 @@ class MixedTypes:
     traced: bool = False
     """Whether float32 may be ambiguous."""
 
+    notice: MixedNotice | None = None
+    """Where the user chose nothing."""
+
     @staticmethod
     def of(options: Any) -> MixedTypes:
         """What the options ask for; refuses what the original refuses."""
         behaviour = HalfFloatCastingBehavior(options.Precision.half_float_casting)
-        explicit = behaviour is HalfFloatCastingBehavior.FloatDowncastToHalf
-        requested = bool(options.Jit._tracing_requested)
-        if explicit and not options.Jit.trace_model:
+        traced, dispatched = bool(options.Jit._tracing_requested), not options.Jit.trace_model
+        if dispatched and behaviour is HalfFloatCastingBehavior.FloatDowncastToHalf:
             raise createPoptorchError(
                 "FloatDowncastToHalf is deprecated and not supported in the dispatcher: remove "
                 "options.Jit.traceModel(False), or use poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat"
             )
-        downcast = explicit or (requested and behaviour is HalfFloatCastingBehavior.Default)
-        return MixedTypes(downcast, traced=requested or explicit)
+        downcast = not dispatched and behaviour is not HalfFloatCastingBehavior.HalfUpcastToFloat
+        unsaid = downcast and not traced and behaviour is HalfFloatCastingBehavior.Default
+        return MixedTypes(downcast, traced, MixedNotice(options._source_location_excludes) if unsaid else None)
+
+    @property
+    def native(self) -> bool:
+        """Whether PyTorch's promotion holds, as exactly as PyTorch has one."""
+        return not self.downcast and not self.traced
+
+    def common(self, operands: Sequence[torch.Tensor], name: str) -> torch.dtype:
+        """The type of mixed operands of the function ``name``, where PyTorch's promotion does not hold.
+
+        What is ambiguous to the tracing front end has no say.
+        """
+        if self.notice is not None:
+            self.notice(name)
+        types = {t.dtype for t in operands if not (self.traced and is_ambiguous(t))} or {FLOAT}
+        return HALF if HALF in types and (self.downcast or types == {HALF}) else FLOAT
 
 
 class OperandCaster:
@@ -111,8 +154,8 @@ class OperandCaster:
         if len({t.dtype for t in operands}) < 2 or traits.is_in_place or not traits.is_aten:
             return None
         name, product = traits.name, traits.kind in _PRODUCTS or traits.name in _LIKE_PRODUCTS
-        if self._rules.traced and (product or name in _TRACED_TOGETHER):
-            return _traced_type(operands, self._rules)
+        if not self._rules.native and (product or name in _TOGETHER or torch.Tag.pointwise in func.tags):
+            return self._rules.common(operands, name)
         if product:
             voters = [t for t in operands if not self._is_parameter(t)] or operands
             return FLOAT if any(t.dtype is FLOAT for t in voters) else HALF
@@ -138,12 +181,6 @@ def _is_float_only(func: Any) -> bool:
     """Decompositions and solvers, which PyTorch knows in float32 only."""
     name = traits_of(func).name.removeprefix("_")
     return name.startswith("linalg_") and name != "linalg_vector_norm"
-
-
-def _traced_type(operands: Sequence[torch.Tensor], rules: MixedTypes) -> torch.dtype:
-    """The common type of mixed operands for the tracing front end: the ambiguous ones have no say."""
-    types = {t.dtype for t in operands if not is_ambiguous(t)} or {FLOAT}
-    return HALF if HALF in types and (rules.downcast or types == {HALF}) else FLOAT
 
 
 _MARK = "_poptorch_ambiguous"
@@ -203,6 +240,9 @@ _EARLY = _LAYERS | _names(
 )
 """Functions that check the types of their operands before any operation is seen."""
 
+_NORMS = _names("layer_norm group_norm")
+"""Their kernels take a float16 input with float32 parameters as it is, but no other mixture."""
+
 
 class CastingMode(TorchFunctionMode):
     """Casts around whole torch functions: autocast regions, and the casts of the tracing front end."""
@@ -218,7 +258,7 @@ class CastingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = plain_name(func)
         wanted = self._autocast_type(name, (args, kwargs))
-        if wanted is None and name in _EARLY:
+        if wanted is None and (name in _EARLY or name in _NORMS):
             wanted = self._mixed_type(name, [t for t in pytree.tree_leaves((args, kwargs)) if is_float(t)])
         if wanted is not None:
             args, kwargs = cast((args, kwargs), wanted)
@@ -230,8 +270,11 @@ class CastingMode(TorchFunctionMode):
         """For functions that refuse mixed operands before any operation is seen."""
         if len({t.dtype for t in operands}) < 2:
             return None
-        if self._rules.traced:
-            return _traced_type(operands, self._rules)
+        if not self._rules.native:
+            common = self._rules.common(operands, name)
+            return None if name in _NORMS and operands[0].dtype is common else common
+        if name in _NORMS:
+            return None
         if name in _LAYERS:
             return operands[0].dtype
         voters = [t for t in operands if not isinstance(t, nn.Parameter)] or operands
@@ -303,7 +346,7 @@ def module_types(rules: MixedTypes) -> Iterator[None]:
         if isinstance(module, nn.RNNBase) and args and is_float(args[0]):
             weights = list(module._flat_weights)
             with torch._C.DisableTorchFunction():  # types as they are, not as they were traced
-                wanted = _recurrent_type(args[0].dtype, weights, rules)
+                wanted = _recurrent_type(module, args[0], weights, rules)
                 module._flat_weights = cast(weights, wanted)
                 args = cast(args, wanted)
             module.__dict__["_weights_have_changed"] = lambda: False  # they have, and shall stay so for this call
@@ -330,10 +373,13 @@ def module_types(rules: MixedTypes) -> Iterator[None]:
             handle.remove()
 
 
-def _recurrent_type(activation: torch.dtype, weights: Sequence[Any], rules: MixedTypes) -> torch.dtype:
-    if rules.downcast and any(w is not None and w.dtype is HALF for w in weights):
-        return HALF
-    return activation
+def _recurrent_type(
+    module: nn.Module, activation: torch.Tensor, weights: Sequence[Any], rules: MixedTypes
+) -> torch.dtype:
+    operands = [activation, *(w for w in weights if w is not None)]
+    if rules.downcast and len({t.dtype for t in operands}) > 1:
+        return rules.common(operands, type(module).__name__)
+    return activation.dtype
 
 
 _STATISTICS = ("running_mean", "running_var")

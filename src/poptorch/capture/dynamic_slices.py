@@ -20,9 +20,9 @@ from poptorch.ops.slicing import dynamic_slice
 aten = torch.ops.aten
 
 _NOT_CONSTANT = (
-    "The size of the sliced tensor must be a constant for each execution of the model when running on the IPU. "
-    "Write both bounds as the same tensor plus integer constants: t[start : start + 4]."
+    "The size of the sliced tensor must be a constant for each execution of the model when running on the IPU."
 )
+_ADVICE = "Write both bounds as the same tensor plus integer constants: t[start : start + 4]."
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,12 @@ def _constant_size(item: slice) -> int | None:
     if start is None or stop is None or start.term != stop.term:
         if _follows_dispatcher():
             return None
-        raise createPoptorchError(_NOT_CONSTANT)
+        raise createPoptorchError(f"{_NOT_CONSTANT} {_ADVICE}")
     if isinstance(start.offset, float) or isinstance(stop.offset, float):
-        raise createPoptorchError(f"{_NOT_CONSTANT} Here there is a float added to the slice indices.")
+        raise createPoptorchError(
+            f"{_NOT_CONSTANT} In this case, there is a float added to the slice indices meaning it may change between "
+            f"runs. {_ADVICE}"
+        )
     size = stop.offset - start.offset
     if size == 0:
         raise createPoptorchError("The start and end of a slice must be different.")

@@ -8,17 +8,17 @@ and sees the same kind of tensors before and after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 
 from poptorch.ambient import capturing
+from poptorch.capture.kernels import ordinary_execution
 from poptorch.errors import createPoptorchError
 from poptorch.ops.bodies import OUTER
 from poptorch.ops.printing import PRINT
@@ -115,10 +115,3 @@ def _attribute(root: Any, path: str) -> Any:
     for part in path.split("."):
         root = getattr(root, part)
     return root
-
-
-@contextmanager
-def ordinary_execution() -> Iterator[None]:
-    """Neither recording nor pretending, as if no capture were going on."""
-    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
-        yield

@@ -59,8 +59,9 @@ def final_loss(
     if len(final) > 1:
         kinds = ", ".join(m.kind for m in final)
         raise createPoptorchError(
-            f"Multiple independent losses found in graph ({kinds}). Wrap final graph loss in poptorch.identity_loss "
-            'to mark it, e.g. poptorch.identity_loss(loss1 + loss2, reduction="none").'
+            "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
+            'poptorch.identity_loss. For example: poptorch.identity_loss(loss1 + loss2, reduction="none"). '
+            f"The losses are: {kinds}."
         )
     return final[0]
 

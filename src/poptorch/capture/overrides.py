@@ -28,13 +28,13 @@ class Overrides(TorchFunctionMode):
     """Calls the replacement of a torch function where there is one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        context = ambient.current()
-        if context is not None and context.options.strict_compatibility:
-            strict.refuse(func, args, kwargs or {})
+        context, kwargs = ambient.current(), kwargs or {}
         replacement = _REPLACEMENTS.get(func)
-        if replacement is None:
-            return func(*args, **(kwargs or {}))
-        return replacement(func, *args, **(kwargs or {}))
+        if context is None or not context.options.strict_compatibility:
+            return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)
+        strict.refuse(func, args, kwargs)
+        with strict.torch_function(context):
+            return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)
 
 
 def _write_item(func: Callable[..., None], target: Tensor, key: Any, value: Any) -> None:
@@ -113,7 +113,8 @@ def _combinations(func: Callable[..., Tensor], input: Tensor, r: int = 2, with_r
     return input[torch.tensor(list(choose(range(input.shape[0]), r)))]
 
 
-def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def _roll(func: Callable[..., Tensor], input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    dims = () if dims is None else dims
     counts = [1 if isinstance(v, int) else len(v) for v in (shifts, dims)]
     if counts[1] and counts[0] != counts[1]:
         # PyTorch's own words: those of its shape inference differ by a space.
@@ -129,6 +130,20 @@ def _product(func: Callable[..., Tensor], *operands: Tensor, **settings: Any) ->
     return result
 
 
+def _ctc_loss(
+    func: Callable[..., Tensor],
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
+    **settings: Any,
+) -> Tensor:
+    """Lengths may be lists: as tensors they take the one form whose intermediate results have static sizes."""
+    lengths = [v if isinstance(v, Tensor) else torch.tensor(v) for v in (input_lengths, target_lengths)]
+    return func(log_probs, targets, *lengths, *rest, **settings)
+
+
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
 _PRODUCTS = ("matmul", "mm", "bmm")
 _BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixor", "invert")
@@ -141,6 +156,8 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: read_item,
     Tensor.__setitem__: _write_item,
     F.one_hot: _one_hot,
+    F.ctc_loss: _ctc_loss,
+    torch.ctc_loss: _ctc_loss,
     F.gelu: _gelu,
     torch.combinations: _combinations,
     torch.roll: _roll,

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch._logging import logger
 from poptorch.ambient import CaptureContext, Placement
+from poptorch.capture import kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
-from poptorch.capture.evaluation import Evaluation, ordinary_execution
+from poptorch.capture.evaluation import Evaluation
 from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
-from poptorch.ops.traits import traits_of
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.opinfo import OpInfo, SourceLocation, Sweep, has_info, set_info
+
+_NO_LAYERS = (Kind.VIEW, Kind.CREATION, Kind.HINT)
+"""What may come before the first block without being a stage of its own."""
+
+_SHAPE_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""Not the fault of the call: it needs values, or a form of its own."""
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 
@@ -40,6 +51,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
+        self._strict = context.options is not None and bool(context.options.strict_compatibility)
         self._excludes = excludes
         self._evaluation = evaluation
         self._by_sequence: dict[int, OpInfo] = {}
@@ -58,23 +70,46 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._strict:
+            strict.refuse_operation(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         info = self._current_info(func, args, kwargs)
         try:
-            result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
+            result = self._cast(func, self._checked(func, info), args, kwargs)
         except DataDependentOutputException:
             self._forget(func)
             return self._frozen_value(func, args, kwargs)
         self._annotate_new_nodes(info)
+        if self._strict:
+            strict.mark_host_tensor(self._context, func, result)
         return result
+
+    def _checked(self, func: Any, info: OpInfo) -> Callable[..., Any]:
+        """The operation, which fails here if it would fail when the program runs."""
+        static = STATIC_FORMS.get(func)
+        if static is not None:
+            return static
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = func(*args, **kwargs)
+            except _SHAPE_UNKNOWN:
+                raise
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                raise kernels.in_eager_words(func, args, kwargs, error) from None
+            refusal = kernels.refusal(func, args, kwargs)
+            if refusal is not None:
+                raise type(refusal)(f"{refusal} (at {info.source})") from None
+            return result
+
+        return run
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
-        mode = get_proxy_mode()
-        if mode is None or isinstance(tensor, FakeTensor) or get_proxy_slot(tensor, mode.tracer, None) is not None:
+        if not strict.is_unknown(tensor):
             return tensor
         if id(tensor) not in self._copies:
-            with ordinary_execution():
+            with kernels.ordinary_execution():
                 self._copies[id(tensor)] = (tensor, tensor.detach().clone())
         return self._copies[id(tensor)][1]
 
@@ -89,7 +124,7 @@ class Recorder(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        with ordinary_execution():
+        with kernels.ordinary_execution():
             for original, copy in self._copies.values():
                 copy.copy_(original)  # what the graph holds as a constant is the value before any write
 
@@ -112,6 +147,8 @@ class Recorder(TorchDispatchMode):
                 f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
                 "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
             )
+        if not context.block_starts and traits_of(func).kind not in _NO_LAYERS:
+            context.leading = True
         return OpInfo(
             placement=placement,
             sweep=Sweep.FORWARD,

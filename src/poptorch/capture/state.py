@@ -199,7 +199,8 @@ def _first_rebinding(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -
             kind = entry.kind.value
             if attribute not in table:
                 return createPoptorchError(
-                    f"{kind} {name} is removed from the model when calling the forward method"
+                    f"{kind} {name} is removed from the model when calling the forward method. "
+                    "Keep it, and change its values in place."
                 )
             if table[attribute] is not stand_in:
                 return createPoptorchError(

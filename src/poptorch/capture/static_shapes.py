@@ -72,8 +72,9 @@ _bincount_op = define(
 def _bincount_form(values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
     if minlength <= 0:
         raise createPoptorchError(
-            "Bincount `minlength` must be specified and must be a constant: it is the length of the result, which a "
-            "compiled program cannot take from the values."
+            "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the minimum length "
+            "is also the maximum length: it is the length of the result, which a compiled program cannot take from the "
+            "values."
         )
     return _bincount_op(values, weights, minlength)
 

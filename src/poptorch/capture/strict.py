@@ -6,14 +6,20 @@ For people who prepare code for hardware. Each check looks at the call as the us
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
+from poptorch.ambient import CaptureContext
 from poptorch.errors import createPoptorchError
+from poptorch.ops.traits import Kind, traits_of
 
 _V = torch._C._VariableFunctions
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], str | None]
@@ -25,6 +31,64 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     problem = check(args, kwargs) if check is not None else None
     if problem is not None:
         raise createPoptorchError(f"{problem} (refused because of Options.strictCompatibility)")
+
+
+def refuse_operation(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise if the original refuses this single operation, whichever function called it."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    own = next((t for t in tensors if _is_on_host(t)), None)
+    if own is not None and not all(_is_on_host(t) for t in tensors):
+        kind = own.type().removeprefix("torch.").removesuffix("Tensor")
+        raise createPoptorchError(
+            f"Expected an IPU tensor but got tensor(device=cpu, shape={list(own.shape)}, dtype={kind}). Make it with "
+            "torch.tensor inside forward, or register it as a buffer (refused because of Options.strictCompatibility)"
+        )
+    if traits_of(func).is_in_place and args and _is_stepped_slice(args[0]):
+        raise createPoptorchError(
+            "In-place modification of slices with step size other than 1 is not supported. "
+            "(refused because of Options.strictCompatibility)"
+        )
+
+
+_FUNCTIONS = "capture.strict.functions"
+_MARK = "_poptorch_on_host"
+
+
+@contextmanager
+def torch_function(context: CaptureContext) -> Iterator[None]:
+    """While a torch function runs: tensors that appear now are made by it, as ``torch.tensor`` does."""
+    context.extras[_FUNCTIONS] = context.extras.get(_FUNCTIONS, 0) + 1
+    try:
+        yield
+    finally:
+        context.extras[_FUNCTIONS] -= 1
+
+
+def mark_host_tensor(context: CaptureContext, func: Any, result: Any) -> None:
+    """Remember a tensor that no torch function made: a constructor such as ``torch.LongTensor``, or ``from_numpy``."""
+    if func is torch.ops.aten.lift_fresh.default and not context.extras.get(_FUNCTIONS):
+        setattr(result, _MARK, True)
+
+
+def is_unknown(tensor: Tensor) -> bool:
+    """Whether the tensor is the user's own: no stand-in, and no operation made it."""
+    mode = get_proxy_mode()
+    return mode is not None and not isinstance(tensor, FakeTensor) and get_proxy_slot(tensor, mode.tracer, None) is None
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return is_unknown(tensor) or getattr(tensor, _MARK, False)
+
+
+def _is_stepped_slice(tensor: Any) -> bool:
+    mode = get_proxy_mode()
+    slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None and isinstance(tensor, Tensor) else None
+    node: Any = None if slot is None else slot.proxy.node
+    while isinstance(node, fx.Node) and node.op == "call_function" and traits_of(node.target).kind is Kind.VIEW:
+        if node.target is torch.ops.aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1:
+            return True
+        node = node.args[0]
+    return False
 
 
 def _named(function: Callable[..., Any], rule: Callable[[Mapping[str, Any]], str | None]) -> Check:

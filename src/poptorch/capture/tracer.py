@@ -7,6 +7,7 @@ Nothing of the user's model changes: state, gradients, random numbers and flags 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from poptorch.capture.state import (
     stand_ins_for,
 )
 from poptorch.capture.structure import Structure, flatten
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.hints import HINTS
 from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.program import has_values
@@ -92,38 +93,68 @@ class Request:
 
 
 def record(request: Request) -> Recording:
-    """Capture the model; raises what ``forward`` raises, untouched."""
-    with torch.random.fork_rng(devices=[]), hooks.substitutions():
+    """Capture the model; raises what ``forward`` raises."""
+    rules = MixedTypes.of(request.options)
+    with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager():
         try:
-            return _attempt(request, request.training)
+            return _attempt(request, rules, request.training)
         except DynamicOutputShapeException as why:
             raise _dynamic_shape_error(why) from why
         except RuntimeError as why:
             if request.training or "does not require grad" not in str(why):
                 raise
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
-            return _attempt(request, grad=True)
+            return _attempt(request, rules, grad=True)
+
+
+@contextmanager
+def _types_as_in_eager() -> Iterator[None]:
+    """Errors speak of tensors, as the user knows them, and not of the stand-ins that they are during capture."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(_STAND_IN.sub("Tensor", a) if isinstance(a, str) else a for a in error.args)
+        raise
+
+
+_STAND_IN = re.compile(r"\bFakeTensor\b")
+
+
+class DynamicShapeError(Error, DynamicOutputShapeException):
+    """The shape of a result depends on values. Programs that expect torch's own error for this catch it, too."""
+
+    __hash__ = Exception.__hash__
+
+    @classmethod
+    def of(cls, why: DynamicOutputShapeException, message: str) -> DynamicShapeError:
+        """The error for a call that torch cannot infer a shape for."""
+        error = cls(f"'poptorch_py_error': {message}")
+        error.message, error.func = message, why.func
+        return error
 
 
 def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
     name = str(why.func)
     if "index.Tensor" in name or "nonzero" in name or "masked_select" in name:
-        return createPoptorchError(
+        return DynamicShapeError.of(
+            why,
             "Indexing using boolean or byte tensor masks is unsupported because it would produce dynamic output shapes "
-            f"({name}). Use torch.where or masked_fill, which keep the shape."
+            f"({name}). Use torch.where or masked_fill, which keep the shape.",
         )
-    return createPoptorchError(
+    return DynamicShapeError.of(
+        why,
         f"Unsupported ops found in compiled model: [{name}]. The shape of its result depends on the values of its "
-        "inputs, and a compiled program has static shapes."
+        "inputs, and a compiled program has static shapes.",
     )
 
 
-def _attempt(request: Request, grad: bool) -> Recording:
+def _attempt(request: Request, rules: MixedTypes, grad: bool) -> Recording:
     state = collect_state(request.model)
     for entry in state:
         entry.grouped = entry.name in request.grouped
     context = CaptureContext(options=request.options, training=request.training)
-    return _Attempt(request, state, context, FakeTensorMode(allow_non_fake_inputs=True), grad).run()
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return _Attempt(request, rules, state, context, fake_mode, grad).run()
 
 
 class _Attempt:
@@ -132,12 +163,14 @@ class _Attempt:
     def __init__(
         self,
         request: Request,
+        rules: MixedTypes,
         state: list[StateEntry],
         context: CaptureContext,
         fake_mode: FakeTensorMode,
         grad: bool,
     ) -> None:
         self._request = request
+        self._rules = rules
         self._state = state
         self._context = context
         self._fake_mode = fake_mode
@@ -249,7 +282,7 @@ class _Attempt:
         """The function under the tracer: forward, and for training the backward pass of the final loss."""
         request, context = self._request, self._context
         excludes = request.options._source_location_excludes
-        rules, precision = MixedTypes.of(request.options), request.options.Precision
+        rules, precision = self._rules, request.options.Precision
         parameters = [t for t in state if isinstance(t, nn.Parameter)]
         caster = OperandCaster(rules, parameters)
         recorder = Recorder(context, excludes, Evaluation(self._values), caster)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from poptorch import environment
 from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
 from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
@@ -20,7 +21,7 @@ from poptorch.compiler.passes.anchors import updated_parameter
 from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
-from poptorch.enums import CommGroupType, Liveness, OutputMode
+from poptorch.enums import CommGroupType, ConnectionType, Liveness, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
@@ -86,6 +87,18 @@ class Settings:
     """All options of the backend as they were given, for the IPU Model."""
 
 
+def is_offline(options: Any) -> bool:
+    """Whether programs are only compiled, for another machine."""
+    return bool(options.connection_type == ConnectionType.Never)
+
+
+def uses_ipu_model(options: Any) -> bool:
+    """Whether the options or the environment ask for the IPU Model instead of hardware."""
+    if options.exists("use_model"):
+        return bool(options.use_model)
+    return environment.ipu_model_request().enabled
+
+
 def loop_of(options: Any, training: bool) -> Loop:
     """The loop nest that the options ask for."""
     processes = options.Distributed
@@ -143,7 +156,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
     phased = ordering.is_phased
     chosen = backend_options.get("autoRecomputation")
     automatic = request.optimizer_spec.automatic_loss_scaling if request.optimizer_spec is not None else None
-    locations, anchors = options.TensorLocations, _anchors(options, program, loop)
+    locations, anchors = options.TensorLocations, _anchors(options, program)
     products = backend_options.get("partialsTypeMatMuls")
     convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
     return Settings(
@@ -182,12 +195,11 @@ def _ordering(strategy: Any) -> Ordering:
     return Ordering.SHARDED if isinstance(strategy, ShardedExecution) else Ordering.PIPELINED
 
 
-def _anchors(options: Any, program: Program, loop: Loop) -> tuple[Anchor, ...]:
+def _anchors(options: Any, program: Program) -> tuple[Anchor, ...]:
     result = []
     for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
         if use_model_mode:
             mode, period = options.output_mode, options.output_return_period
-        loop.check(OutputMode(mode), period)
         parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
         result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
         shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()
@@ -215,14 +227,23 @@ class Division:
     ipus_per_replica: int
 
 
-def division_of(settings: Settings, program: Program, loop: Loop) -> Division:
+def division_of(options: Any, settings: Settings, program: Program, loop: Loop) -> Division:
     """Check the placement of the program, and say how IPUs share it."""
     strategy, placements, training = settings.strategy, program.placements(), settings.training
     counting.check_phase_ipus(strategy, placements)
+    stages = counting.forward_stages(counting.starts_with_operations(program.block_starts, placements))
+    ipus = counting.ipus_per_replica(p.ipu for p in placements)
+    counting.check_ipu_count(
+        ipus,
+        loop.replicas,
+        auto_round=bool(options.auto_round_num_ipus),
+        hardware=not uses_ipu_model(options) and not is_offline(options),
+        details=counting.list_stages(stages),
+    )
     if settings.backend.get("enablePipelining", True):
         counting.check_pipeline_depth(
             strategy,
-            program.block_starts,
+            stages,
             training=training,
             gradient_accumulation=loop.gradient_accumulation,
             device_iterations=loop.device_iterations,
@@ -233,8 +254,6 @@ def division_of(settings: Settings, program: Program, loop: Loop) -> Division:
             if info.placement is not other.placement
         )
         counting.check_stage_order(strategy, edges)
-    ipus = counting.ipus_per_replica(p.ipu for p in placements)
-    counting.check_ipu_limit(ipus, loop.replicas)
     pipelining = resolve_derived(settings.backend, "enablePipelining", counting.uses_pipelining(strategy, ipus))
     backend.debug("enablePipelining set to value %d", pipelining)
     serial = settings.ordering is Ordering.PIPELINED and not pipelining

@@ -18,6 +18,7 @@ from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
 from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.plan import Plan
+from poptorch.compiler.request import is_offline
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
@@ -26,7 +27,6 @@ from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import Exported, StoredExecutable
-from poptorch.executor.target import is_offline
 from poptorch.optim import SGD
 from poptorch.options import Options
 from poptorch.placement import counting

@@ -13,12 +13,12 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall
+from poptorch.compiler.request import is_offline
 from poptorch.encoding import NotEncodable, to_plain
 from poptorch.errors import createPoptorchError
 from poptorch.executable import file as container
 from poptorch.executable.identity import identity
 from poptorch.executor.session import Session
-from poptorch.executor.target import is_offline
 from poptorch.host.store import cache
 from poptorch.ops.custom import registry
 

@@ -19,7 +19,7 @@ from poptorch.capture.structure import unflatten
 from poptorch.compiler.lowering import STAGES, lower_for_device
 from poptorch.compiler.observers import requested_dump
 from poptorch.compiler.plan import Plan
-from poptorch.compiler.request import CompileRequest
+from poptorch.compiler.request import CompileRequest, is_offline, uses_ipu_model
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
@@ -29,7 +29,7 @@ from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
 from poptorch.executor.stored import StoredExecutable
-from poptorch.executor.target import Target, check_target, is_offline, uses_ipu_model
+from poptorch.executor.target import Target, check_target
 from poptorch.host.build import build_host
 from poptorch.host.native_code import native_code
 from poptorch.host.store.code_store import CodeStore

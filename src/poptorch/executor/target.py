@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from poptorch import environment
 from poptorch._logging import logger
+from poptorch.compiler.request import is_offline, uses_ipu_model
 from poptorch.devices import attachment
-from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
 from poptorch.placement import counting
-
-
-def is_offline(options: Options) -> bool:
-    """Whether programs are only compiled, for another machine."""
-    return bool(options.connection_type == ConnectionType.Never)
-
-
-def uses_ipu_model(options: Options) -> bool:
-    """Whether the options or the environment ask for the IPU Model instead of hardware."""
-    if options.exists("use_model"):
-        return bool(options.use_model)
-    return environment.ipu_model_request().enabled
 
 
 def check_target(options: Options) -> None:

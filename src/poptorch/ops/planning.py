@@ -92,7 +92,7 @@ def check_overlap(graph: fx.Graph, inputs: Mapping[fx.Node, str], results: Seque
     marks = [node for node in graph.nodes if node.target in (OVERLAP_INPUT, OVERLAP_OUTPUT)]
     for node in marks:
         if node.target is OVERLAP_INPUT:
-            _check_input_mark(node, inputs)
+            _check_input_mark(node, inputs, options)
         else:
             _check_output_mark(node, results)
     for node in marks:
@@ -100,7 +100,7 @@ def check_overlap(graph: fx.Graph, inputs: Mapping[fx.Node, str], results: Seque
             _check_settings(node, options)
 
 
-def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str]) -> None:
+def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str], options: object) -> None:
     source = node.args[0]
     if not isinstance(source, fx.Node) or source not in inputs:
         raise createPoptorchError(
@@ -108,23 +108,34 @@ def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str]) -> None:
             "it first in forward(), on the argument itself."
         )
     if any(user is not node for user in source.users):
+        traced = getattr(getattr(options, "Jit", None), "_tracing_requested", False)
+        label, name = list(inputs).index(source), inputs[source]
         raise createPoptorchError(
-            f"poptorch.set_overlap_for_input must be the only op applied to an input, but {inputs[source]} "
-            "is used elsewhere too. Use the result of set_overlap_for_input in its place everywhere."
+            "poptorch.set_overlap_for_input must be the only op applied to an input. This is not the case for input "
+            f"{name if traced else label} to the model. Use the result of set_overlap_for_input instead of {name} "
+            "everywhere."
         )
 
 
 def _check_output_mark(node: fx.Node, results: Sequence[object]) -> None:
-    times = sum(before_detaching(result) is node for result in results)
-    if times == 0:
+    if all(before_detaching(result) is not node for result in results):
         raise createPoptorchError(
             "poptorch.set_overlap_for_output applied on a node which is not a tensor output to the model. "
             "Return its result from forward()."
         )
-    if times > 1:
+    if sum(_unmarked(result) is _unmarked(node) for result in results) > 1:
         raise createPoptorchError(
-            "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice."
+            "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice. Please check all "
+            "returned tensors including those nested in tuples/lists. The tensor without the mark counts, too."
         )
+
+
+def _unmarked(value: object) -> object:
+    """The value that a mark, or a chain of them, was put on."""
+    value = before_detaching(value)
+    while isinstance(value, fx.Node) and value.target is OVERLAP_OUTPUT:
+        value = before_detaching(value.args[0])
+    return value
 
 
 def before_detaching(result: object) -> object:
@@ -139,7 +150,8 @@ def _check_settings(node: fx.Node, options: object) -> None:
     if isinstance(strategy, PipelinedExecution) and not isinstance(strategy, ShardedExecution):
         raise createPoptorchError(
             "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only one IPU, "
-            "use poptorch.ShardedExecution: options.setExecutionStrategy(poptorch.ShardedExecution())."
+            "please switch to poptorch.ShardedExecution. For example: "
+            "options.setExecutionStrategy(poptorch.ShardedExecution())."
         )
     locations = getattr(options, "TensorLocations", None)
     if not getattr(locations, "_values", {}).get("numIOTiles"):

@@ -154,7 +154,7 @@ _OUTPUTS = (
         apply=do.anchor_tensor,
         doc="""Fetch the tensor called ``long_name`` after each run;
         ``PoplarExecutor.getAnchoredTensor(short_name)`` returns it. Without a mode the model's own applies;
-        the period counts only with ``EveryN``.""",
+        the period counts only with ``EveryN``, which keeps ``deviceIterations // period`` entries.""",
         effect="host",
         effect_note="the engine keeps the named tensor and returns it.",
         example='"grad", "Gradient___weight", poptorch.OutputMode.All, 3',

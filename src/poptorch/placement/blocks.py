@@ -61,7 +61,8 @@ class BlockMark:
         context = ambient.current()
         if context is not None:
             block_id = self._block_id(context)
-            enter(context, _strategy_of(context).place(block_id, _checked_ipu(self.ipu_id, block_id)))
+            ipu = _checked_ipu(self.ipu_id, block_id)
+            enter(context, _strategy_of(context).place(block_id, ipu, leading=context.leading))
 
     def _block_id(self, context: ambient.CaptureContext) -> Hashable:
         if self.user_id is not None and self.user_id != "":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from poptorch import _logging
 from poptorch.ambient import Placement
@@ -20,17 +21,48 @@ MAX_IPUS_PER_PROCESS = 64
 # --- counting ---------------------------------------------------------------------------------------------
 
 
-def forward_stages(block_starts: Iterable[Placement]) -> int:
-    """Pipeline stages of the forward pass: one, and one more at each change of IPU, beginning on IPU 0.
+@dataclass
+class PipelineStage:
+    """What an IPU runs between two changes of IPU."""
 
-    >>> forward_stages([Placement(ipu=ipu) for ipu in (0, 0, 1, 0)])
-    3
+    ipu: int
+    blocks: list[str | None]
+    """IDs of its blocks; ``None`` for the layers outside of any block."""
+
+    def __str__(self) -> str:
+        names = ", ".join("outside of any block" if name is None else f"block '{name}'" for name in self.blocks)
+        return f"IPU {self.ipu} ({names})"
+
+
+def forward_stages(starts: Iterable[Placement]) -> list[PipelineStage]:
+    """Pipeline stages of the forward pass: the first, and one more at each change of IPU.
+
+    ``starts`` are the blocks that have operations, in the order in which they start.
+
+    >>> [str(stage) for stage in forward_stages([Placement(ipu=ipu, block=f"{ipu}") for ipu in (0, 0, 1, 0)])]
+    ["IPU 0 (block '0')", "IPU 1 (block '1')", "IPU 0 (block '0')"]
     """
-    stages, previous = 1, 0
-    for start in block_starts:
-        if start.ipu != previous:
-            stages, previous = stages + 1, start.ipu
-    return stages
+    stages: list[PipelineStage] = []
+    for start in starts:
+        if not stages or start.ipu != stages[-1].ipu:
+            stages.append(PipelineStage(start.ipu, []))
+        if start.block not in stages[-1].blocks:
+            stages[-1].blocks.append(start.block)
+    return stages or [PipelineStage(0, [None])]
+
+
+def starts_with_operations(block_starts: Iterable[Placement], used: Collection[Placement]) -> list[Placement]:
+    """The blocks that have operations, after the layers before the first block, if there are any.
+
+    ``used`` are the placements of all operations.
+
+    >>> a, b, outside = Placement(block="a"), Placement(ipu=1, block="b"), Placement()
+    >>> [start.block for start in starts_with_operations([a, b], [outside, b])]
+    [None, 'b']
+    """
+    starts = [start for start in block_starts if start in used]
+    outside = Placement()
+    return [outside, *starts] if outside in used and outside not in starts else starts
 
 
 def pipeline_stages(forward: int, *, training: bool) -> int:
@@ -89,20 +121,13 @@ def reserve_ipus(
     >>> reserve_ipus(3, hardware=False)
     3
     """
-    required = check_ipu_limit(per_replica, replication_factor)
+    required = check_ipu_count(per_replica, replication_factor, auto_round=auto_round, hardware=hardware)
     if required == 0:
         _logging.logger.info("The model contains no operation that runs on an IPU: No IPUs are used.")
         return 0
     reserved = next_power_of_two(required)
     if reserved == required or not hardware:
         return required
-    if not auto_round:
-        raise backend_error(
-            f"The model specifies the use of {required} IPUs, however PopTorch must reserve a minimum of "
-            f"{reserved} in order to allow the model to run, because PopTorch must reserve a power of 2 or "
-            "maximum of 64 IPUs per process. Please reconfigure your model to use a different number of "
-            "IPUs, or set poptorch.Options().autoRoundNumIPUs(True) to accept IPUs that stay idle."
-        )
     _logging.logger.warning(
         "%d IPUs are reserved because the number of IPUs per process must be a power of 2, but the model "
         "uses %d: %d IPUs will be reserved but not used.",
@@ -113,19 +138,31 @@ def reserve_ipus(
     return reserved
 
 
-def check_ipu_limit(per_replica: int, replication_factor: int = 1) -> int:
-    """The IPUs that a model uses; refuses more than one process can have, whatever the target.
+def check_ipu_count(
+    per_replica: int, replication_factor: int = 1, *, auto_round: bool, hardware: bool, details: str = ""
+) -> int:
+    """The IPUs that a model uses; refuses more than one process can have, and what hardware cannot reserve.
 
-    >>> check_ipu_limit(2, 4)
-    8
+    ``details`` end the message.
+
+    >>> check_ipu_count(3, 2, auto_round=True, hardware=True)
+    6
     """
     required = per_replica * replication_factor
     if required > MAX_IPUS_PER_PROCESS:
         raise backend_error(
-            f"Too many IPUs requested ({required}): {per_replica} per replica x {replication_factor} "
-            f"replicas, and one process can use {MAX_IPUS_PER_PROCESS}. Experiments that need more than "
-            f"{MAX_IPUS_PER_PROCESS} IPUs need distributed execution: start several processes, for "
-            "instance with poprun."
+            f"Too many IPUs requested ({required}). Experiments that need more than {MAX_IPUS_PER_PROCESS} IPUs need "
+            f"distributed execution: start several processes, for instance with poprun. The model asks for "
+            f"{per_replica} IPUs for each of {replication_factor} replicas."
+        )
+    reserved = next_power_of_two(required)
+    if required not in (0, reserved) and hardware and not auto_round:
+        raise backend_error(
+            f"The model specifies the use of {required} IPUs, however PopTorch must reserve a minimum of "
+            f"{reserved} in order to allow the model to run, because PopTorch must reserve a power of 2 or "
+            "maximum of 64 IPUs per process. Please reconfigure your model to use a different number of "
+            f"IPUs or set poptorch.Options().autoRoundNumIPUs(True). {reserved - required} IPUs would then stay idle."
+            f"{details}"
         )
     return required
 
@@ -152,7 +189,7 @@ def check_selected_device(device_ipus: int, required: int, device_id: int) -> No
 
 def check_pipeline_depth(
     strategy: ExecutionStrategy,
-    block_starts: Iterable[Placement],
+    stages: Sequence[PipelineStage],
     *,
     training: bool,
     gradient_accumulation: int,
@@ -160,27 +197,36 @@ def check_pipeline_depth(
 ) -> None:
     """A pipeline must be filled: enough micro-batches for its stages. Other strategies accept any number.
 
-    >>> blocks = [Placement(stage=ipu, ipu=ipu) for ipu in range(4)]
+    >>> stages = forward_stages([Placement(stage=ipu, ipu=ipu) for ipu in range(4)])
     >>> check_pipeline_depth(
-    ...     PipelinedExecution(), blocks, training=True, gradient_accumulation=7, device_iterations=1
+    ...     PipelinedExecution(), stages, training=True, gradient_accumulation=7, device_iterations=1
     ... )
     """
     if not _is_pipelined(strategy):
         return
-    forward = forward_stages(block_starts)
-    stages = pipeline_stages(forward, training=training)
-    if training and gradient_accumulation < stages:
+    forward = len(stages)
+    needed = pipeline_stages(forward, training=training)
+    if training and gradient_accumulation < needed:
         raise backend_error(
             "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number "
-            f"of pipeline stages ({stages}) when using poptorch.PipelinedExecution, but it is "
-            f"{gradient_accumulation}. Please note that a model with {forward} pipeline stages in PopTorch "
-            f"will have an additional {forward - 1} stages when training."
+            f"of pipeline stages ({needed}) when using poptorch.PipelinedExecution. Please note that a model with "
+            f"{forward} pipeline stages in PopTorch will have an additional {forward - 1} stages when training. "
+            f"It is {gradient_accumulation}.{list_stages(stages)}"
         )
-    if not training and device_iterations < stages:
+    if not training and device_iterations < needed:
         raise backend_error(
             "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline "
-            f"stages ({stages}) when using poptorch.PipelinedExecution, but it is {device_iterations}."
+            f"stages ({needed}) when using poptorch.PipelinedExecution. It is {device_iterations}.{list_stages(stages)}"
         )
+
+
+def list_stages(stages: Sequence[PipelineStage]) -> str:
+    """The stages with their blocks, as the end of a message.
+
+    >>> list_stages([PipelineStage(0, ["a"]), PipelineStage(1, ["b", "c"])])
+    " Stages: 0 on IPU 0 (block 'a'); 1 on IPU 1 (block 'b', block 'c')."
+    """
+    return f" Stages: {'; '.join(f'{number} on {stage}' for number, stage in enumerate(stages))}."
 
 
 def check_inference_accumulation(strategy: ExecutionStrategy, gradient_accumulation: int) -> None:
@@ -188,13 +234,14 @@ def check_inference_accumulation(strategy: ExecutionStrategy, gradient_accumulat
     if gradient_accumulation == 1:
         return
     hint = (
-        " Use poptorch.Options().deviceIterations instead to process several batches per call with pipelined execution."
+        " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
+        "execution instead."
         if _is_pipelined(strategy)
         else ""
     )
     raise createPoptorchError(
         "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default "
-        f"value (1) when using poptorch.inferenceModel(), but it is {gradient_accumulation}.{hint}"
+        f"value (1) when running a poptorch.inferenceModel().{hint} It is {gradient_accumulation}."
     )
 
 

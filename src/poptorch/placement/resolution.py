@@ -17,16 +17,15 @@ def auto_stage_number(
 ) -> int:
     """Stage number of a block that is met for the first time, when no stages were declared.
 
-    ``seen`` are the blocks numbered so far. Automatic numbers start at 1: stage 0 belongs to the layers that
-    run before the first annotation.
+    ``seen`` are the blocks numbered so far. Automatic numbers start at 0.
 
     >>> auto_stage_number(AutoStage.AutoIncrement, [], "first", ipu_id=None)
-    1
+    0
     >>> auto_stage_number(AutoStage.SameAsIpu, ["first"], "second", ipu_id=3)
     3
     """
     if policy == AutoStage.AutoIncrement:
-        return len(seen) + 1
+        return len(seen)
     if ipu_id is None:
         raise AssertionError(
             f"The AutoStage.SameAsIpu strategy was selected but no IPU was specified for block {block_id}. "

@@ -131,8 +131,11 @@ class ExecutionStrategy:
         """The entries that this strategy contributes to ``Options.toDict()``."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is executed")
 
-    def place(self, block_id: Hashable, ipu_id: int | None) -> Placement | None:
-        """Where block ``block_id`` runs when it starts; ``None`` when no IPU is known for it."""
+    def place(self, block_id: Hashable, ipu_id: int | None, *, leading: bool = False) -> Placement | None:
+        """Where block ``block_id`` runs when it starts; ``None`` when no IPU is known for it.
+
+        ``leading`` says that layers outside of any block come before the first block.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not place blocks")
 
     def stage(self, block_id: BlockId) -> Stage:
@@ -195,8 +198,15 @@ class PipelinedExecution(ExecutionStrategy):
         """The entries that this strategy contributes to ``Options.toDict()``."""
         return {"execution_mode": self._execution_mode}
 
-    def place(self, block_id: Hashable, ipu_id: int | None) -> Placement:
-        """Where block ``block_id`` runs; an automatic stage number, once given, is kept."""
+    def place(self, block_id: Hashable, ipu_id: int | None, *, leading: bool = False) -> Placement:
+        """Where block ``block_id`` runs; an automatic stage number, once given, is kept.
+
+        With ``AutoStage.AutoIncrement``, leading layers are stage 0 and the blocks follow.
+
+        >>> strategy = PipelinedExecution(AutoStage.AutoIncrement)
+        >>> [strategy.place(name, None).stage for name in ("a", "b", "a")]
+        [0, 1, 0]
+        """
         if self._auto_stage is None:
             slot = self._expected(block_id)
         elif block_id in self._slots:
@@ -204,9 +214,10 @@ class PipelinedExecution(ExecutionStrategy):
         else:
             number = auto_stage_number(self._auto_stage, self._slots, block_id, ipu_id)
             slot = self._slots[block_id] = _Slot(Stage(str(block_id)), number)
-        ipu = resolve_ipu(slot.stage.pinned_ipu, ipu_id, slot.number)
+        number = slot.number + (leading and self._auto_stage == AutoStage.AutoIncrement)
+        ipu = resolve_ipu(slot.stage.pinned_ipu, ipu_id, number)
         assert ipu is not None  # the stage number is the last resort
-        return Placement(stage=slot.number, phase=0, ipu=ipu, block=str(block_id))
+        return Placement(stage=number, phase=0, ipu=ipu, block=str(block_id))
 
     def __repr__(self) -> str:
         if self._auto_stage is not None:
@@ -288,7 +299,7 @@ class PhasedExecution(ExecutionStrategy):
             "serial_phases_execution": self._serial,
         }
 
-    def place(self, block_id: Hashable, ipu_id: int | None) -> Placement | None:
+    def place(self, block_id: Hashable, ipu_id: int | None, *, leading: bool = False) -> Placement | None:
         """Where the block runs. The stage number is the position of the stage inside its phase."""
         slot = self._expected(block_id)
         ipu = resolve_ipu(slot.stage.pinned_ipu, ipu_id, None)

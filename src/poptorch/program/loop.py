@@ -140,9 +140,9 @@ class Loop:
         """Its number among the micro-batches of its replica."""
         return micro_batch.iteration * self.gradient_accumulation + micro_batch.step
 
-    def check(self, mode: OutputMode | None = None, period: int | None = None) -> None:
+    def check(self) -> None:
         """Refuse a return period that does not fit the device iterations."""
-        mode, period = self._mode(mode, period)
+        mode, period = self.output_mode, self.return_period
         if mode is OutputMode.EveryN and (period > self.device_iterations or self.device_iterations % period):
             raise createPoptorchError(
                 f"The output return period ({period}) of OutputMode.EveryN must divide deviceIterations "

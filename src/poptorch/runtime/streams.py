@@ -30,6 +30,8 @@ class OutputStream:
         """Take the value that one micro-batch produced."""
         block = self._loop.output_block(micro_batch, self._mode, self._period)
         if block is None:
+            if self._multiplicity == 0:  # the return period is longer than the call
+                self._whole = _blocks(value, 0)
             return
         if self._alone:
             self._whole = value
@@ -47,6 +49,9 @@ class OutputStream:
         """Take what a group of micro-batches produced; of several, each has its place in the first dimension."""
         if len(members) == 1:
             self.put(members[0], value)
+            return
+        if self._multiplicity == 0:
+            self.put(members[0], value[0])
             return
         for micro_batch, part in zip(members, value.unbind(), strict=True):
             if self._loop.output_block(micro_batch, self._mode, self._period) is not None:
