@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -27,6 +27,14 @@ from poptorch.program.opinfo import OpInfo, Sweep, has_info, set_info
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
 
 
+class _Copy(NamedTuple):
+    """A tensor of the user that is no input and no state, what stands for it, and the gradient that it had."""
+
+    original: torch.Tensor
+    copy: torch.Tensor
+    gradient: torch.Tensor | None
+
+
 class Recorder(TorchDispatchMode):
     """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
 
@@ -42,7 +50,7 @@ class Recorder(TorchDispatchMode):
         self._backward: OpInfo | None = None
         self._streams = _RandomStreams()
         self._last: fx.Node | None = None
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._copies: dict[int, _Copy] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -68,14 +76,16 @@ class Recorder(TorchDispatchMode):
             return tensor
         if id(tensor) not in self._copies:
             with _ordinary_execution():
-                self._copies[id(tensor)] = (tensor, tensor.detach().clone())
-        return self._copies[id(tensor)][1]
+                self._copies[id(tensor)] = _Copy(tensor, tensor.detach().clone(), _gradient_of(tensor))
+        return self._copies[id(tensor)].copy
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         with _ordinary_execution():
-            for original, copy in self._copies.values():
-                copy.copy_(original)  # what the graph holds as a constant is the value before any write
+            for known in self._copies.values():
+                known.copy.copy_(known.original)  # what the graph holds as a constant is the value before any write
+                if _gradient_of(known.original) is not known.gradient:  # code under capture called backward()
+                    known.original.grad = known.gradient
 
     def _current_info(self, func: Any, args: Any, kwargs: Any) -> OpInfo:
         stream = self._streams.next(replay=self._backward is not None) if _draws(func, args, kwargs) else None
@@ -147,6 +157,10 @@ class Recorder(TorchDispatchMode):
         logger.warning(message)
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
+
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.grad if tensor.is_leaf else None
 
 
 def _sequence_number() -> int:

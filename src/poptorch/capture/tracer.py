@@ -27,8 +27,10 @@ from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
+from poptorch.capture.device_names import DeviceNames
 from poptorch.capture.locations import location_of
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
@@ -90,22 +92,25 @@ class Request:
     """Parameters with one row for each group of replicas."""
 
 
-def record(request: Request) -> Recording:
-    """Capture the model; raises what ``forward`` raises, untouched."""
+def record(request: Request, grad: bool | None = None) -> Recording:
+    """Capture the model; raises what ``forward`` raises, untouched.
+
+    ``grad`` says whether autograd watches ``forward``; by default it does for training.
+    """
     with torch.random.fork_rng(devices=[]):
         try:
-            return _attempt(request, real_values=False)
+            return _attempt(request, False, grad)
         except DataDependentOutputException as why:
             _check_values_exist(request, why)
             logger.debug("Capturing again with real values: %s needs one", why.func)
         except DynamicOutputShapeException as why:
             raise _dynamic_shape_error(why) from why
         except RuntimeError as why:
-            if request.training or "does not require grad" not in str(why):
+            if request.training or grad or "does not require grad" not in str(why):
                 raise
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
             return _attempt(request, real_values=False, grad=True)
-        return _attempt(request, real_values=True)
+        return _attempt(request, True, grad)
 
 
 def _check_values_exist(request: Request, why: DataDependentOutputException) -> None:
@@ -233,13 +238,13 @@ class _Attempt:
         caster = OperandCaster(rules, parameters)
         recorder = Recorder(context, excludes, self._fake_mode is None, caster)
         args, kwargs = request.layout.rebuild(inputs)
-        seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision)
+        seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision), DeviceNames()
         with ExitStack() as stack:
             for mode in (ambient.capturing(context), recorder, *seen_calls):
                 stack.enter_context(mode)
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             kept = plain_attributes_kept(request.model, self._plain)
-            with replaced(self._state, state), kept, module_types(rules):
+            with replaced(self._state, state), kept, module_types(rules), module_moves():
                 with _module_scopes(request), cumulative_norms(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)

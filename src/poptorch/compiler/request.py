@@ -15,6 +15,7 @@ from torch import nn
 
 from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
+from poptorch.capture.front_end import FrontEnd
 from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
 from poptorch.compiler.passes.anchors import updated_parameter
 from poptorch.compiler.passes.context import PassSettings
@@ -51,6 +52,9 @@ class CompileRequest:
     normalise: InputNormaliser = field(default_factory=InputNormaliser)
     groups: Mapping[str, ReplicaGrouping] = field(default_factory=dict)
     """Parameters whose value differs between groups of replicas."""
+
+    front_end: FrontEnd = field(default_factory=FrontEnd)
+    """How the model is captured."""
 
 
 @dataclass(frozen=True)
