@@ -102,6 +102,7 @@ from poptorch.data import AsynchronousDataAccessor, DataLoader
 # executor
 from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.wrapping import inferenceModel, load, trainingModel
+from poptorch import experimental
 
 
 def __getattr__(name: str) -> object:
