@@ -32,12 +32,17 @@ def is_device_name(value: Any) -> bool:
 
 
 class DeviceNames(TorchFunctionMode):
-    """Lets calls name the device; what they make or move goes through ``move``."""
+    """Lets calls name the device."""
 
-    def __init__(self, move: Callable[[Callable[[], Any], Tensor | None], Any] | None = None) -> None:
-        """``move`` gets the call without the name, and the tensor that is moved, if the call moves one."""
+    def __init__(self, place: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+        """``place`` returns a tensor that is moved as it is on the device."""
         super().__init__()
-        self._move = move
+        self._place = place
+        self._making = False
+
+    def is_making(self) -> bool:
+        """Whether a call that names the device is under way."""
+        return self._making
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -48,9 +53,13 @@ class DeviceNames(TorchFunctionMode):
         # An equation of einsum may look like a name: texts by position count in the functions that move tensors only.
         hosted = tuple(_hosted(a, texts=func in _MOVES) for a in args)
         named = {k: _hosted(v) if k == "device" else v for k, v in kwargs.items()}
-        if self._move is None:
+        before, self._making = self._making, True
+        try:
+            if func in _MOVES:
+                hosted = (self._place(hosted[0]), *hosted[1:])
             return func(*hosted, **named)
-        return self._move(lambda: func(*hosted, **named), args[0] if func in _MOVES else None)
+        finally:
+            self._making = before
 
 
 def _names_device(func: Any, args: Any, kwargs: Any) -> bool:

@@ -25,6 +25,9 @@ class FrontEnd:
     compiler: Compiler = Compiler.PopART
     """Whose words the log uses."""
 
+    tells_host_results: bool = False
+    """Whether it has warned of results that were never on the device itself."""
+
     def recording(self, request: Request) -> Recording:
         """Record, and log each operation with its source line."""
         recording = self.record(request)

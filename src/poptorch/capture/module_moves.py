@@ -1,13 +1,12 @@
 """``module.to("ipu")`` while a model is captured.
 
 Its tensors are on the device already, and :meth:`torch.nn.Module.to` cannot replace the stand-ins of parameters. It is no
-torch function, so no mode sees it: the method itself is replaced as long as any thread captures a model.
+torch function, so no mode sees it: the method itself is replaced. Only one thread captures at a time.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,20 +16,17 @@ from torch import nn
 from poptorch import ambient
 from poptorch.capture.device_names import is_device_name
 
-_lock = threading.Lock()
-_captures = 0
 _to, _ipu = nn.Module.to, nn.Module.ipu
 
 
 @functools.wraps(_to)
 def _moved_to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if ambient.current() is not None:
-        named = [a for a in args if is_device_name(a)]
-        if named or is_device_name(kwargs.get("device")):
-            args = tuple(a for a in args if not is_device_name(a))
-            kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
-            if not args and not kwargs:
-                return self
+    names_device = any(map(is_device_name, args)) or is_device_name(kwargs.get("device"))
+    if ambient.current() is not None and names_device:
+        args = tuple(a for a in args if not is_device_name(a))
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
+        if not args and not kwargs:
+            return self
     return _to(self, *args, **kwargs)
 
 
@@ -42,17 +38,9 @@ def _moved_to_ipu(self: nn.Module, device: Any = None) -> Any:
 @contextmanager
 def module_moves() -> Iterator[None]:
     """In here, modules may be moved to the device under capture."""
-    _count(1)
+    before = nn.Module.to, nn.Module.ipu
+    nn.Module.to, nn.Module.ipu = _moved_to, _moved_to_ipu  # type: ignore[method-assign]
     try:
         yield
     finally:
-        _count(-1)
-
-
-def _count(change: int) -> None:
-    global _captures
-    with _lock:
-        _captures += change
-        used = _captures > 0
-        nn.Module.to = _moved_to if used else _to  # type: ignore[method-assign]
-        nn.Module.ipu = _moved_to_ipu if used else _ipu  # type: ignore[method-assign]
+        nn.Module.to, nn.Module.ipu = before  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -39,9 +39,16 @@ class Recorder(TorchDispatchMode):
     """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
 
     def __init__(
-        self, context: CaptureContext, excludes: Sequence[str], real_values: bool, cast: OperandCaster | None = None
+        self,
+        context: CaptureContext,
+        excludes: Sequence[str],
+        real_values: bool,
+        cast: OperandCaster | None = None,
+        making: Callable[[], bool] | None = None,
     ) -> None:
+        """``making`` says whether new tensors are on the device; without it, all are."""
         super().__init__()
+        self._making = making
         self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
         self._excludes = excludes
@@ -61,6 +68,9 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._making is not None and not self._making() and not any(map(is_tracked, pytree.tree_leaves((args, kwargs)))):
+            with _ordinary_execution():
+                return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
         if self._real_values and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             return self._frozen_value(func, args, kwargs)
@@ -71,8 +81,7 @@ class Recorder(TorchDispatchMode):
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
-        mode = get_proxy_mode()
-        if mode is None or isinstance(tensor, FakeTensor) or get_proxy_slot(tensor, mode.tracer, None) is not None:
+        if get_proxy_mode() is None or isinstance(tensor, FakeTensor) or is_tracked(tensor):
             return tensor
         if id(tensor) not in self._copies:
             with _ordinary_execution():
@@ -157,6 +166,12 @@ class Recorder(TorchDispatchMode):
         logger.warning(message)
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
+
+
+def is_tracked(value: Any) -> bool:
+    """Whether the tracer knows where a value comes from: whether it is a tensor on the device."""
+    mode = get_proxy_mode()
+    return mode is not None and isinstance(value, torch.Tensor) and get_proxy_slot(value, mode.tracer, None) is not None
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

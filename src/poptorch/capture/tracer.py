@@ -7,7 +7,7 @@ Nothing of the user's model changes: state, gradients, random numbers and flags 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -231,26 +231,17 @@ class _Attempt:
         self, state: list[torch.Tensor], inputs: list[torch.Tensor], scale: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """The function under the tracer: forward, and for training the backward pass of the final loss."""
-        request, context = self._request, self._context
-        excludes = request.options._source_location_excludes
-        rules, precision = MixedTypes.of(request.options), request.options.Precision
-        parameters = [t for t in state if isinstance(t, nn.Parameter)]
-        caster = OperandCaster(rules, parameters)
-        recorder = Recorder(context, excludes, self._fake_mode is None, caster)
+        request = self._request
         args, kwargs = request.layout.rebuild(inputs)
-        seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision), DeviceNames()
-        with ExitStack() as stack:
-            for mode in (ambient.capturing(context), recorder, *seen_calls):
-                stack.enter_context(mode)
+        stand_ins = StandIns(self._state, state, self._plain, self._fake_mode is None)
+        with environment(request, self._context, stand_ins) as recorder:
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
-            kept = plain_attributes_kept(request.model, self._plain)
-            with replaced(self._state, state), kept, module_types(rules), module_moves():
-                with _module_scopes(request), cumulative_norms(request.model):
-                    output = request.model(*args, **kwargs)
-                results, self._structure = flatten(output)
-                self._num_results = len(results)
-                gradients = self._backward(recorder, state, results, scale) if request.training else []
-            return [*(_plain(r) for r in results), *gradients]
+            with module_scopes(request), cumulative_norms(request.model):
+                output = request.model(*args, **kwargs)
+            results, self._structure = flatten(output)
+            self._num_results = len(results)
+            gradients = self._backward(recorder, state, results, scale) if request.training else []
+            return [*(plain_result(r) for r in results), *gradients]
 
     def _backward(
         self,
@@ -277,7 +268,46 @@ class _Attempt:
         return gradients
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True)
+class StandIns:
+    """What is in the model's place while it is recorded."""
+
+    entries: list[StateEntry]
+    tensors: list[torch.Tensor]
+    """One for each entry."""
+
+    plain: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """For tensors without values in plain attributes, by ``id``."""
+
+    real: bool = False
+    """Whether they have values."""
+
+
+@contextmanager
+def environment(
+    request: Request, context: CaptureContext, stand_ins: StandIns, names: DeviceNames | None = None
+) -> Iterator[Recorder]:
+    """Everything that a run of the model needs around it, inside of a tracer.
+
+    With ``names``, only what these were told to put on the device is recorded; all else is done by the host.
+    """
+    rules, precision = MixedTypes.of(request.options), request.options.Precision
+    caster = OperandCaster(rules, [t for t in stand_ins.tensors if isinstance(t, nn.Parameter)])
+    excludes = request.options._source_location_excludes
+    recorder = Recorder(context, excludes, stand_ins.real, caster, None if names is None else names.is_making)
+    seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision), names or DeviceNames()
+    with ExitStack() as stack:
+        for mode in (ambient.capturing(context), recorder, *seen_calls):
+            stack.enter_context(mode)
+        stack.enter_context(replaced(stand_ins.entries, stand_ins.tensors))
+        stack.enter_context(plain_attributes_kept(request.model, stand_ins.plain))
+        stack.enter_context(module_types(rules))
+        stack.enter_context(module_moves())
+        yield recorder
+
+
+def plain_result(tensor: torch.Tensor) -> torch.Tensor:
+    """A result without its history."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
@@ -303,7 +333,7 @@ def _node_of(tensor: torch.Tensor) -> fx.Node | None:
 
 
 @contextmanager
-def _module_scopes(request: Request) -> Iterator[None]:
+def module_scopes(request: Request) -> Iterator[None]:
     """Name every operation after the sub-module that runs it."""
     if not request.options._module_namescope_enabled:
         yield

@@ -166,7 +166,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         synthetic_data=int(backend_options.get("syntheticDataMode", 0)),
         anchors=anchors,
         passes=PassSettings(
-            expects_host_results=bool(options.Jit._tracing_requested),
+            expects_host_results=bool(options.Jit._tracing_requested) or request.front_end.tells_host_results,
             product_partials=None if products is None else str(products),
             convolution_partials=None if convolutions is None else str(convolutions),
             anchors=tuple(a.long_name for a in anchors if a.parameter is None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch.capture.arguments import BoundCall
 from poptorch.capture.front_end import FrontEnd
-from poptorch.capture.structure import Structure, unflatten
-from poptorch.enums import Compiler, OutputMode
+from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
+from poptorch.executor.executor import resolved_copy
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import StoredExecutable
@@ -24,9 +23,7 @@ def own_options(options: Options | None) -> Options:
     """A frozen copy, with the output mode decided; the caller's options stay as they are."""
     if options is not None and not isinstance(options, Options):
         raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
-    copied = Options() if options is None else options.clone()
-    if copied.defaultOutputMode():
-        copied.outputMode(OutputMode.All)
+    copied = resolved_copy(Options() if options is None else options, training=False)
     copied._freeze()
     return copied
 
@@ -87,15 +84,13 @@ class CompiledCode:
         """The host's tensors are those of the start: state stays on the device."""
         logger.debug("The state of captured code stays on the device")
 
-    def run(self, call: BoundCall) -> Sequence[torch.Tensor]:
+    def run(self, call: BoundCall) -> Any:
         """The results of one call. The caller's tensors are not changed, whatever the code does to its inputs."""
         inputs = list(call.positional)
         for index in self._written:
-            if index < len(inputs) and isinstance(inputs[index], torch.Tensor):
-                inputs[index] = inputs[index].clone()
+            inputs[index] = inputs[index].clone()
         with torch.inference_mode(False):
-            results = self.session.run(BoundCall(call.names, tuple(inputs), {}))
-        return list(results)
+            return self.session.run(BoundCall(call.names, tuple(inputs), {}))
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the device has, by name; copies."""
@@ -108,8 +103,3 @@ class CompiledCode:
     def release(self) -> None:
         """Free the device."""
         self.session.release()
-
-
-def in_structure(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
-    """Results as the user's code returned them."""
-    return unflatten(structure, tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from poptorch.experimental.compiled import (
     checked_compiler,
     own_options,
 )
-from poptorch.experimental.function import Captured, FunctionModule
-from poptorch.experimental.optimizers import StateSlot
+from poptorch.experimental.function import OPTIMIZER_STATE, Captured, FunctionModule
+from poptorch.experimental.optimizers import StateSlot, existing_state
 from poptorch.options import Options
+from poptorch.program.program import Program
 
 _record_with_gradients = functools.partial(record, grad=True)
 
@@ -77,7 +78,7 @@ class CapturedFunction:
         check_model(model)
         functools.update_wrapper(self, function)
         self._function = function
-        self._front_end = FrontEnd(_record_with_gradients, compiler)
+        self._front_end = FrontEnd(_record_with_gradients, compiler, tells_host_results=True)
         self._options = own_options(options)
         self._model = model
         self._code: CompiledCode | None = None
@@ -85,9 +86,11 @@ class CapturedFunction:
         self._arguments: Arguments | None = None
         """Those of the compilation."""
 
+        self._slots: list[tuple[StateSlot, torch.Tensor]] | None = None
+        """State of optimizers; ``None`` before the first compilation."""
+
         self._carried: dict[str, torch.Tensor] = {}
-        self._slots: list[tuple[StateSlot, torch.Tensor]] = []
-        """State of optimizers that earlier programs have made, and values of all state that they left."""
+        """What an earlier program left on the device."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile for arguments like these.
@@ -105,7 +108,7 @@ class CapturedFunction:
         self._compile(Arguments.of(args, kwargs), filename)
 
     @property
-    def program(self) -> Any:
+    def program(self) -> Program:
         """The compiled program; ``print`` it to read it."""
         if self._code is None:
             raise createPoptorchError("The function has not been compiled: call it, or its compile(), first.")
@@ -113,54 +116,54 @@ class CapturedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments; the first call compiles it."""
-        arguments = Arguments.of(args, kwargs)
         if ambient.current() is not None:
-            return self._function(*args, **kwargs)
+            return self._function(*args, **kwargs)  # part of the program that is being captured
+        arguments = Arguments.of(args, kwargs)
+        if self._arguments is not None:
+            self._arguments.warn_of_changes(arguments)
         if self._code is None:
             self._compile(arguments)
-        elif self._arguments is not None:
-            self._arguments.warn_of_changes(arguments)
-        code, captured = self._code, self._captured()
-        assert code is not None
-        results = code.run(arguments.call())
+        assert self._code is not None and self._module is not None and self._module.captured is not None
+        captured = self._module.captured
+        results = self._code.run(arguments.call())
         if captured.new_state:
             self._keep(captured, results[captured.num_results :])
         return unflatten(captured.structure, results)
 
-    def _captured(self) -> Captured:
-        assert self._module is not None and self._module.captured is not None
-        return self._module.captured
-
     def _compile(self, arguments: Arguments, filename: str | None = None) -> None:
         if self._code is not None:
-            raise createPoptorchError("The function is compiled already.")
-        module = FunctionModule(self._function, self._model, self._slots)
-        module.take(arguments)
+            raise createPoptorchError("The function is compiled already: a new IPUContext compiles it anew.")
+        if self._slots is None:
+            self._slots = [] if self._model is None else existing_state(list(self._model.parameters()))
+        module = FunctionModule(self._function, arguments, self._model, self._slots)
         code = CompiledCode(module, arguments.call(), self._options, self._front_end, filename)
+        assert module.captured is not None
+        if module.captured.new_state:
+            _check_one_micro_batch(code)
         if self._carried:
             code.set_state(self._carried)
-        self._code, self._module, self._arguments = code, module, arguments
-        if module.captured is not None and module.captured.new_state:
-            self._check_one_micro_batch()
+        self._code, self._module = code, module
+        self._arguments = self._arguments or arguments
 
-    def _check_one_micro_batch(self) -> None:
-        loop = self._code.session.executable.device.loop if self._code is not None else None
-        if loop is not None and loop.device_iterations * loop.replicas > 1:
-            self._code = None
-            raise createPoptorchError(
-                "An optimizer makes its state in the first step, which is another program than those that follow: with "
-                "deviceIterations or replicationFactor, one call would be both. Call the function without them."
-            )
-
-    def _keep(self, captured: Captured, values: Any) -> None:
-        """The first step has made state: from the next call on it is an input of the program, like the parameters."""
-        assert self._code is not None
+    def _keep(self, captured: Captured, values: Sequence[torch.Tensor]) -> None:
+        """The first step has made state. From the next call on it is state of the program, like the parameters."""
+        assert self._code is not None and self._slots is not None
         state = self._code.state()
-        self._slots = [
-            (slot, state[f"optimizer_state.{index}"]) for index, (slot, _) in enumerate(self._slots)
+        known = [(slot, state[f"{OPTIMIZER_STATE}.{index}"]) for index, (slot, _) in enumerate(self._slots)]
+        new = [
+            (found.slot, value.as_subclass(torch.Tensor).reshape(found.value.shape))
+            for found, value in zip(captured.new_state, values, strict=True)
         ]
-        for new, value in zip(captured.new_state, values, strict=True):
-            self._slots.append((new.slot, value.as_subclass(torch.Tensor).reshape(new.value.shape)))
-        self._carried = state
+        self._slots, self._carried = known + new, state
         self._code.release()
         self._code = None
+
+
+def _check_one_micro_batch(code: CompiledCode) -> None:
+    loop = code.session.executable.device.loop
+    if loop.device_iterations * loop.replicas > 1:
+        code.release()
+        raise createPoptorchError(
+            "An optimizer makes its state in its first step, and that step is another program than those that follow. With "
+            "deviceIterations or replicationFactor, one call would need both. Call the function without these options."
+        )

@@ -43,6 +43,19 @@ class NewState:
     value: Tensor
 
 
+def existing_state(parameters: Sequence[Tensor]) -> list[tuple[StateSlot, Tensor]]:
+    """The state that optimizers of these parameters have on the host, with copies of its values."""
+    wanted = {id(p) for p in parameters}
+    return [
+        (StateSlot(weakref.ref(optimizer), parameter, key), value.detach().clone())
+        for optimizer in _optimizers_of(parameters)
+        for parameter, values in optimizer.state.items()
+        if id(parameter) in wanted
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    ]
+
+
 class Optimizers:
     """All optimizers of the parameters in question, for one run of the code."""
 
