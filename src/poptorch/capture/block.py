@@ -26,7 +26,7 @@ from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.recorder import is_tracked
 from poptorch.capture.state import collect_state, stand_ins_for
 from poptorch.capture.structure import flatten
-from poptorch.capture.tracer import Recording, Request, StandIns, environment, module_scopes, plain_result
+from poptorch.capture.tracer import Recording, Request, StandIns, environment, module_scopes
 from poptorch.program.tracing import tracing
 
 
@@ -76,7 +76,7 @@ class BlockRecorder:
     def finish(self, results: Any) -> Recording:
         """The recording, with these results; to be called before :meth:`close`."""
         tensors, structure = flatten(results)
-        nodes = [self._node_of(plain_result(t) if is_tracked(t) else t.detach().clone()) for t in tensors]
+        nodes = [self._node_of(t if is_tracked(t) else t.detach().clone()) for t in tensors]
         self._tracer.graph.output(nodes)
         return Recording(
             fx.GraphModule(self._tracer.root, self._tracer.graph),

@@ -33,7 +33,7 @@ from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.overrides import Overrides
-from poptorch.capture.recorder import Recorder
+from poptorch.capture.recorder import Recorder, is_tracked
 from poptorch.capture.state import (
     StateEntry,
     StateKind,
@@ -241,7 +241,9 @@ class _Attempt:
             results, self._structure = flatten(output)
             self._num_results = len(results)
             gradients = self._backward(recorder, state, results, scale) if request.training else []
-            return [*(plain_result(r) for r in results), *gradients]
+            # Without a backward pass of ours, code may end outside of all blocks, where nothing can be recorded.
+            plain = _plain if request.training else _plain_constant
+            return [*map(plain, results), *gradients]
 
     def _backward(
         self,
@@ -306,9 +308,13 @@ def environment(
         yield recorder
 
 
-def plain_result(tensor: torch.Tensor) -> torch.Tensor:
-    """A result without its history."""
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
+    """For the tracer, a tensor that it knows is the operation that made it, whatever its history."""
+    return tensor if is_tracked(tensor) else _plain(tensor)
 
 
 def _is_same(result: torch.Tensor, loss: torch.Tensor) -> bool:
