@@ -248,6 +248,7 @@ def test_training_over_two_ipus() -> None:
 
         return step
 
-    step, reference = IPUContext(step_with(model), model=model), step_with(eager)
+    options = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution("first", "second"))
+    step, reference = IPUContext(step_with(model), model=model, options=options), step_with(eager)
     for number, (x, _) in enumerate(batches(4), 1):
         assert_close_sums(step(x), reference(x), terms=8, steps=number)
