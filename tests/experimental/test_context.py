@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import assert_close_sums
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.experimental import IPUContext
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -148,7 +148,9 @@ def test_inputs_of_another_shape_are_refused_later() -> None:
 def test_results_keep_their_structure() -> None:
     on_ipu = IPUContext(lambda x: (x, [x + 1, {"a": x + 2}], None))
     first, (second, third), nothing = on_ipu(X)
-    assert torch.equal(first, X) and torch.equal(second, X + 1) and torch.equal(third["a"], X + 2)
+    assert torch.equal(first, X)
+    assert torch.equal(second, X + 1)
+    assert torch.equal(third["a"], X + 2)
     assert nothing is None
 
 
@@ -181,15 +183,19 @@ def test_the_function_may_write_to_its_inputs_and_the_caller_does_not_see_it() -
     on_ipu = IPUContext(function)
     for _ in range(2):
         added, zeros = on_ipu(*given)
-        assert torch.equal(added, X + 1) and not zeros.any()
-        assert torch.equal(given[0], X) and torch.equal(given[1], X)
+        assert torch.equal(added, X + 1)
+        assert not zeros.any()
+        assert torch.equal(given[0], X)
+        assert torch.equal(given[1], X)
 
 
 def test_results_share_no_memory() -> None:
     given = X.clone()
     whole, row, again = IPUContext(lambda x: (x, x[0], x))(given)
     whole.zero_()
-    assert torch.equal(row, X[0]) and torch.equal(again, X) and torch.equal(given, X)
+    assert torch.equal(row, X[0])
+    assert torch.equal(again, X)
+    assert torch.equal(given, X)
 
 
 def test_a_result_that_was_never_on_the_device_is_mentioned() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import assert_close_sums
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.experimental import IPUScope
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -26,7 +26,9 @@ def test_a_block_is_captured_and_runs_on_other_tensors(device: Any, compiler: po
         y = layer(X.to(device))
         ipu.outputs([y, (y + 1,)])
     assert not poptorch.isRunningOnIpu()
-    assert layer.weight is weight and type(weight) is nn.Parameter and weight.grad is None
+    assert layer.weight is weight
+    assert type(weight) is nn.Parameter
+    assert weight.grad is None
     first, (second,) = ipu(X + 1)
     assert_close_sums(first, layer(X + 1).detach(), terms=3)
     assert_close_sums(second, layer(X + 1).detach() + 1, terms=3)
@@ -68,29 +70,33 @@ def test_a_training_step_without_state() -> None:
         updated, found = ipu(X)
         assert_close_sums(updated, weight - 0.1 * number * gradient, terms=2, steps=number)
         assert_close_sums(found, gradient, terms=2)
-    assert layer.weight.grad is None and torch.equal(layer.weight, weight)
+    assert layer.weight.grad is None
+    assert torch.equal(layer.weight, weight)
     assert optimizer.param_groups[0]["params"][0] is layer.weight
 
 
 def test_new_state_of_an_optimizer_needs_a_function() -> None:
     layer = nn.Linear(3, 2)
-    with (
-        pytest.raises(poptorch.Error, match="Capture the training step as a function with IPUContext"),
-        IPUScope([X], model=layer) as ipu,
-    ):
-        layer(X.to("ipu")).sum().backward()
-        torch.optim.Adam(layer.parameters())
-        optimizer = torch.optim.Adam(layer.parameters())
-        optimizer.step()
-        ipu.outputs(layer.weight)
+    optimizer = torch.optim.Adam(layer.parameters())
+
+    def capture() -> None:
+        with IPUScope([X], model=layer) as ipu:
+            layer(X.to("ipu")).sum().backward()
+            optimizer.step()
+            ipu.outputs(layer.weight)
+
+    with pytest.raises(poptorch.Error, match="Capture the training step as a function with IPUContext"):
+        capture()
     assert not optimizer.state
     assert layer.weight.grad is None
 
 
 def test_values_that_python_needs_are_frozen() -> None:
-    with pytest.warns(UserWarning, match="frozen into the program"), IPUScope([X]) as ipu:
+    with IPUScope([X]) as ipu:
         y = X.to("ipu")
-        ipu.outputs(y + 1 if y.sum() > 0 else y - 1)
+        with pytest.warns(UserWarning, match="frozen into the program"):
+            positive = bool(y.sum() > 0)
+        ipu.outputs(y + 1 if positive else y - 1)
     assert torch.equal(ipu(-X), 1 - X)
 
 
@@ -124,11 +130,18 @@ def test_an_output_that_was_never_on_the_device_is_mentioned() -> None:
 def test_exceptions_come_through_and_leave_everything_usable(error: BaseException) -> None:
     layer = nn.Linear(3, 2)
     weight = layer.weight
-    with pytest.raises(type(error)) as caught, IPUScope([X], model=layer) as ipu:
-        ipu.outputs(layer(X.to("ipu")))
-        raise error
+    ipu = IPUScope([X], model=layer)
+
+    def capture() -> None:
+        with ipu:
+            ipu.outputs(layer(X.to("ipu")))
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        capture()
     assert caught.value is error
-    assert layer.weight is weight and not poptorch.isRunningOnIpu()
+    assert layer.weight is weight
+    assert not poptorch.isRunningOnIpu()
     with pytest.raises(poptorch.Error, match="There is no program"):
         ipu(X)
     assert_close_sums(poptorch.inferenceModel(layer)(X), layer(X).detach(), terms=3)

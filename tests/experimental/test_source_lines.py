@@ -56,7 +56,8 @@ def test_no_lines(capfd: pytest.CaptureFixture[str]) -> None:
     (line,) = logged(poptorch.Compiler.PopART, options, capfd)
     assert ".py:" not in line
     (line,) = logged(poptorch.Compiler.MLIR, options, capfd)
-    assert ".py:" not in line and line.endswith("[unknown]")
+    assert ".py:" not in line
+    assert line.endswith("[unknown]")
 
 
 def test_wrapped_models_log_the_same(capfd: pytest.CaptureFixture[str]) -> None:

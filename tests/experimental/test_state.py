@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import assert_close_sums
 from torch import nn
 from torch.nn import functional as F
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.experimental import IPUContext
 
 CALLS = 20
@@ -48,7 +48,9 @@ def test_the_named_module_is_untouched() -> None:
     assert gradient.shape == (8, 4)
     assert torch.equal(weight, before[0][3] * 2)
     for parameter, (same, kind, grad, value) in zip(model.parameters(), before, strict=True):
-        assert parameter is same and type(parameter) is kind and parameter.grad is grad
+        assert parameter is same
+        assert type(parameter) is kind
+        assert parameter.grad is grad
         assert torch.equal(parameter, value)
 
 

@@ -1,7 +1,7 @@
 """``module.to("ipu")`` while a model is captured.
 
-Its tensors are on the device already, and :meth:`torch.nn.Module.to` cannot replace the stand-ins of parameters. It is no
-torch function, so no mode sees it: the method itself is replaced. Only one thread captures at a time.
+Its tensors are on the device already, and :meth:`torch.nn.Module.to` cannot replace the stand-ins of parameters. It is
+no torch function, so no mode sees it: the method itself is replaced. Only one thread captures at a time.
 """
 
 from __future__ import annotations

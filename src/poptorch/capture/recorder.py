@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._making is not None and not self._making() and not any(map(is_tracked, pytree.tree_leaves((args, kwargs)))):
+        if self._is_of_host(args, kwargs):
             with _ordinary_execution():
                 return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
@@ -78,6 +78,11 @@ class Recorder(TorchDispatchMode):
         result = self._cast(func, STATIC_FORMS.get(func, func), args, kwargs)
         self._annotate_new_nodes(info)
         return result
+
+    def _is_of_host(self, args: Any, kwargs: Any) -> bool:
+        if self._making is None or self._making():
+            return False
+        return not any(map(is_tracked, pytree.tree_leaves((args, kwargs))))
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""

@@ -31,7 +31,9 @@ def own_options(options: Options | None) -> Options:
 def checked_compiler(compiler: Any) -> Compiler:
     """The compiler that the caller names; both do the same here."""
     if not isinstance(compiler, Compiler):
-        raise createPoptorchError(f"compiler must be poptorch.Compiler.MLIR or poptorch.Compiler.PopART, not {compiler!r}")
+        raise createPoptorchError(
+            f"compiler must be poptorch.Compiler.MLIR or poptorch.Compiler.PopART, not {compiler!r}"
+        )
     return compiler
 
 

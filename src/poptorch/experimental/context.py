@@ -43,9 +43,9 @@ def IPUContext(
 ) -> Any:
     """Compile a function for the IPU; a call of the result, or a decorator.
 
-    Tensors among the arguments are inputs of the program. All other arguments are frozen at the first call. The tensors of
-    ``model`` are state, which lives on the device; those of other modules are constants. The function may contain a whole
-    training step: ``training`` says nothing that the function does not.
+    Tensors among the arguments are inputs of the program. All other arguments are frozen at the first call. The tensors
+    of ``model`` are state, which lives on the device; those of other modules are constants. The function may contain a
+    whole training step: ``training`` says nothing that the function does not.
 
     >>> import poptorch
     >>> @IPUContext
@@ -123,7 +123,9 @@ class CapturedFunction:
             self._arguments.warn_of_changes(arguments)
         if self._code is None:
             self._compile(arguments)
-        assert self._code is not None and self._module is not None and self._module.captured is not None
+        assert self._code is not None
+        assert self._module is not None
+        assert self._module.captured is not None
         captured = self._module.captured
         results = self._code.run(arguments.call())
         if captured.new_state:
@@ -147,7 +149,8 @@ class CapturedFunction:
 
     def _keep(self, captured: Captured, values: Sequence[torch.Tensor]) -> None:
         """The first step has made state. From the next call on it is state of the program, like the parameters."""
-        assert self._code is not None and self._slots is not None
+        assert self._code is not None
+        assert self._slots is not None
         state = self._code.state()
         known = [(slot, state[f"{OPTIMIZER_STATE}.{index}"]) for index, (slot, _) in enumerate(self._slots)]
         new = [
@@ -164,6 +167,6 @@ def _check_one_micro_batch(code: CompiledCode) -> None:
     if loop.device_iterations * loop.replicas > 1:
         code.release()
         raise createPoptorchError(
-            "An optimizer makes its state in its first step, and that step is another program than those that follow. With "
-            "deviceIterations or replicationFactor, one call would need both. Call the function without these options."
+            "An optimizer makes its state in its first step, and that step is another program than those that follow. "
+            "With deviceIterations or replicationFactor, one call would need both. Call the function without them."
         )

@@ -1,8 +1,8 @@
 """Torch optimizers in code under capture: their parameters are on the device, and so is their state.
 
-While a function is captured, optimizers that hold parameters of the named module hold the stand-ins instead, whenever and
-wherever they were made. A step is recorded as it computes: in the form that torch has for devices (``capturable``), where
-a counter stays a tensor. State that a step makes becomes state of the next program (:class:`NewState`).
+While code is captured, optimizers that hold parameters of the named module hold the stand-ins instead, whenever and
+wherever they were made. A step is recorded as it computes, in the form that torch has for devices (``capturable``),
+where a counter stays a tensor. State that a step makes becomes state of the next program (:class:`NewState`).
 """
 
 from __future__ import annotations
@@ -79,13 +79,16 @@ class Optimizers:
                     self._before[id(optimizer)] = (weakref.ref(optimizer), dict(optimizer.state))
                     _replace_parameters(optimizer, self._stand_ins)
                 for slot, value in self._given:
-                    optimizer = slot.optimizer()
-                    if optimizer is not None:
-                        key = self._stand_ins.get(id(slot.parameter), slot.parameter)
-                        optimizer.state[key] = {**optimizer.state.get(key, {}), slot.key: value}
+                    self._put(slot, value)
                 yield
             finally:
                 self._restore()
+
+    def _put(self, slot: StateSlot, value: Tensor) -> None:
+        optimizer = slot.optimizer()
+        if optimizer is not None:
+            key = self._stand_ins.get(id(slot.parameter), slot.parameter)
+            optimizer.state[key] = {**optimizer.state.get(key, {}), slot.key: value}
 
     def finish(self) -> list[NewState]:
         """After the code has run: write back state that was replaced, and tell of state that is new."""
@@ -118,9 +121,8 @@ class Optimizers:
             self._before[id(optimizer)] = (weakref.ref(optimizer), None)
 
     def _restore(self) -> None:
-        made = _optimizers_of([stand_in for _, stand_in in self._parameters])
-        for optimizer in made:
-            self._seen(optimizer)
+        for made in _optimizers_of([stand_in for _, stand_in in self._parameters]):
+            self._seen(made)
         for reference, before in self._before.values():
             optimizer = reference()
             if optimizer is not None:

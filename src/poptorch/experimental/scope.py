@@ -104,19 +104,19 @@ class IPUScope:
         if self._open is None or self._recorder is None:
             raise createPoptorchError("outputs() belongs into the block of an IPUScope.")
         if self._results is not None:
-            raise createPoptorchError("outputs() was called already: give it everything that the block returns at once.")
+            raise createPoptorchError("outputs() was called already: give it everything that the block returns.")
         results, structure = flatten(tensors)
         check_results(structure)
         warn_of_host_tensors(results)
         self._results = (tensors,)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._open is not None
         stack, self._open = self._open, None
-        if error is not None:
-            stack.__exit__(kind, error, trace)
+        if value is not None:
+            stack.__exit__(exc_type, value, traceback)
             return
         with stack:
             recording = self._finished()
@@ -126,13 +126,14 @@ class IPUScope:
 
     def _finished(self) -> Recording | None:
         """What the block has recorded, while it is still open; ``None`` if it has no outputs."""
-        assert self._recorder is not None and self._optimizers is not None
+        assert self._recorder is not None
+        assert self._optimizers is not None
         if self._results is None:
             return None
         if self._optimizers.finish():
             raise createPoptorchError(
-                "An optimizer has made its state in the block, which runs only once, so that the state would start anew "
-                "with every call. Capture the training step as a function with IPUContext."
+                "An optimizer has made its state in the block, which runs only once, so that the state would start "
+                "anew with every call. Capture the training step as a function with IPUContext."
             )
         return self._recorder.finish(*self._results)
 
