@@ -78,7 +78,7 @@ def _hosted(value: Any, texts: bool = True) -> Any:
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     raise createPoptorchError(
         "No tensor can be made on, or moved to, the IPU here: tensors move when a wrapped model is called. Leave them "
-        "on the CPU, and pass them to poptorch.trainingModel(...), poptorch.inferenceModel(...) or a captured function. "
+        "on the CPU, and pass them to the result of poptorch.trainingModel or poptorch.inferenceModel. "
         'Inside forward(), the device "ipu" means the device of the model.'
     )
 
