@@ -39,7 +39,7 @@ EFFECTS = {
 }
 
 IMPORTED_EXPLICITLY = ("testing", "distributed")
-SUBMODULES = ("optim", "profiling", *IMPORTED_EXPLICITLY)
+SUBMODULES = ("optim", "profiling", "experimental", *IMPORTED_EXPLICITLY)
 """Public modules whose names are listed too; the other public names are reached from ``poptorch`` itself."""
 
 

@@ -29,7 +29,8 @@ Sources = Callable[[], Sequence[torch.Tensor]]
 class Evaluation:
     """The recorded operations, computed as far as they were asked for. Made inside the tracer that records them."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources | None) -> None:
+        """``sources`` are the values of the placeholders; ``None`` if the recorded tensors have values themselves."""
         self._sources = sources
         self._model = _tracer()
         self._inputs: Iterator[torch.Tensor] | None = None
@@ -47,8 +48,15 @@ class Evaluation:
                 )
             return func(*args, **kwargs)
 
+    @property
+    def is_real(self) -> bool:
+        """Whether the recorded tensors have values themselves."""
+        return self._sources is None
+
     def _value(self, tensor: torch.Tensor, tracer: Any) -> Any:
         """The value that a tensor has for the inputs at hand."""
+        if self.is_real:
+            return tensor
         slot = get_proxy_slot(tensor, tracer, None)
         if slot is not None:
             return self._compute(tracer)[slot.proxy.node]
@@ -85,6 +93,7 @@ class Evaluation:
             outer = node.meta.get(OUTER)
             return _UNKNOWN if outer is None else self._value(outer, self._model)
         if self._inputs is None:
+            assert self._sources is not None
             self._inputs = iter(self._sources())
         return next(self._inputs)
 

@@ -55,7 +55,7 @@ def _check_purpose(program: Program) -> None:
         )
 
 
-def _lift_constants(graph_module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[torch.Tensor]:
+def _lift_constants(graph_module: fx.GraphModule, fake_mode: FakeTensorMode | None) -> list[torch.Tensor]:
     """Replace tensor attributes by placeholders, behind the existing ones; returns their values."""
     graph = graph_module.graph
     lifted: dict[str, fx.Node] = {}
@@ -69,7 +69,8 @@ def _lift_constants(graph_module: fx.GraphModule, fake_mode: FakeTensorMode) -> 
             with graph.inserting_before(first_op):
                 lifted[str(node.target)] = placeholder = graph.placeholder(f"constant_{len(values)}")
             values.append(value.detach())
-            placeholder.meta["val"] = fake_mode.from_tensor(values[-1])
+            if fake_mode is not None:
+                placeholder.meta["val"] = fake_mode.from_tensor(values[-1])
         if node is first_op:
             first_op = node.next
         node.replace_all_uses_with(lifted[str(node.target)])
@@ -112,6 +113,8 @@ def _state_role(entry: StateEntry) -> Role:
 
 def _is_functional(recording: Recording) -> bool:
     """Whether a recording is its own functional form, as that of most models is: running it again takes seconds."""
+    if recording.fake_mode is None:
+        return False  # the values that describe it are real tensors
     return all(_stays(n) for n in recording.graph_module.graph.nodes)
 
 

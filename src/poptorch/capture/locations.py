@@ -7,14 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from poptorch.program.opinfo import SourceLocation
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
+_TORCH = Path(torch.__file__).parent
+_MACHINERY = tuple(
+    f"{_TORCH}/{part}"
+    for part in ("_compile.py", "_dynamo", "_ops.py", "_subclasses", "fx", "overrides.py", "utils/_")
+)
+"""What stands between an operation and the recorder, and calls none itself."""
+
 DEFAULT_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
 
 
 def _is_users(file: str, excludes: Sequence[str]) -> bool:
-    return not file.startswith((_PACKAGE, "<")) and not any(part in file for part in excludes)
+    return not file.startswith((_PACKAGE, "<", *_MACHINERY)) and not any(part in file for part in excludes)
 
 
 def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:

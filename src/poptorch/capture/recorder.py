@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,10 +32,21 @@ from poptorch.program.opinfo import OpInfo, SourceLocation, Sweep, has_info, set
 _NO_LAYERS = (Kind.VIEW, Kind.CREATION, Kind.HINT)
 """What may come before the first block without being a stage of its own."""
 
+_ASKING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+"""Operations that give values to Python."""
+
 _SHAPE_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Not the fault of the call: it needs values, or a form of its own."""
 
 _FIRST_SEED = 0x706F70  # any constant: only differences between seeds matter
+
+
+class _Copy(NamedTuple):
+    """A tensor of the user that is no input and no state, what stands for it, and the gradient that it had."""
+
+    original: torch.Tensor
+    copy: torch.Tensor
+    gradient: torch.Tensor | None
 
 
 class Recorder(TorchDispatchMode):
@@ -47,8 +58,11 @@ class Recorder(TorchDispatchMode):
         excludes: Sequence[str],
         evaluation: Evaluation,
         cast: OperandCaster | None = None,
+        making: Callable[[], bool] | None = None,
     ) -> None:
+        """``making`` says whether new tensors are on the device; without it, all are."""
         super().__init__()
+        self._making = making
         self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
         self._strict = context.options is not None and bool(context.options.strict_compatibility)
@@ -59,7 +73,7 @@ class Recorder(TorchDispatchMode):
         self._streams = _RandomStreams()
         self._last: fx.Node | None = None
         self._frozen_at: set[SourceLocation | None] = set()
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._copies: dict[int, _Copy] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,9 +84,14 @@ class Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_of_host(args, kwargs):
+            with kernels.ordinary_execution():
+                return func(*args, **kwargs)
         if self._strict:
             strict.refuse_operation(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
+        if self._evaluation.is_real and func in _ASKING:
+            return self._frozen_value(func, args, kwargs)
         info = self._current_info(func, args, kwargs)
         try:
             result = self._cast(func, self._checked(func, info), args, kwargs)
@@ -104,29 +123,36 @@ class Recorder(TorchDispatchMode):
 
         return run
 
+    def _is_of_host(self, args: Any, kwargs: Any) -> bool:
+        if self._making is None or self._making():
+            return False
+        return not any(map(is_tracked, pytree.tree_leaves((args, kwargs))))
+
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
         if not strict.is_unknown(tensor):
             return tensor
         if id(tensor) not in self._copies:
             with kernels.ordinary_execution():
-                self._copies[id(tensor)] = (tensor, tensor.detach().clone())
-        return self._copies[id(tensor)][1]
+                self._copies[id(tensor)] = _Copy(tensor, tensor.detach().clone(), _gradient_of(tensor))
+        return self._copies[id(tensor)].copy
 
     @property
     def copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The user's tensors that are no part of the state and were used, each with its copy in the recording."""
-        return list(self._copies.values())
+        return [(known.original, known.copy) for known in self._copies.values()]
 
     def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy that stands for a user's tensor; any other tensor as it is."""
-        return self._copies[id(tensor)][1] if id(tensor) in self._copies else tensor
+        return self._copies[id(tensor)].copy if id(tensor) in self._copies else tensor
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         with kernels.ordinary_execution():
-            for original, copy in self._copies.values():
-                copy.copy_(original)  # what the graph holds as a constant is the value before any write
+            for known in self._copies.values():
+                known.copy.copy_(known.original)  # what the graph holds as a constant is the value before any write
+                if _gradient_of(known.original) is not known.gradient:  # code under capture called backward()
+                    known.original.grad = known.gradient
 
     def _current_info(self, func: Any, args: Any, kwargs: Any) -> OpInfo:
         stream = self._streams.next(replay=self._backward is not None) if _draws(func, args, kwargs) else None
@@ -208,6 +234,16 @@ class Recorder(TorchDispatchMode):
         logger.warning(message)
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
+
+
+def is_tracked(value: Any) -> bool:
+    """Whether the tracer knows where a value comes from: whether it is a tensor on the device."""
+    mode = get_proxy_mode()
+    return mode is not None and isinstance(value, torch.Tensor) and get_proxy_slot(value, mode.tracer, None) is not None
+
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.grad if tensor.is_leaf else None
 
 
 def _sequence_number() -> int:

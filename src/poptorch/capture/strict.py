@@ -176,6 +176,16 @@ def _topk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     return "topk with sorted=False is not supported" if unsorted else None
 
 
+def _strides(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    stride = kwargs.get("stride", args[2] if len(args) > 2 else ())
+    if tuple(stride) == args[0].stride():
+        return None
+    return (
+        "Poptorch does not support arbitrary manipulations of the shape and stride of a tensor. Prefer other view "
+        "functions like torch.tensor.expand() over setting the shape and stride of a view manually."
+    )
+
+
 _NEVER = (
     "allclose", "angle", "conj", "digamma", "dist", "equal", "erfinv", "imag", "isfinite", "isinf", "kthvalue",
     "lgamma", "masked_select", "mode", "mvlgamma", "nonzero", "real", "unique", "unique_consecutive",
@@ -199,6 +209,8 @@ def _checks() -> dict[Any, Check]:
         _V.rnn_relu: _recurrent("RNN"),
         torch.topk: _topk,
         Tensor.topk: _topk,
+        torch.as_strided: _strides,
+        Tensor.as_strided: _strides,
     }
     for home in (torch, Tensor):
         table |= {getattr(home, n): _unsupported(n) for n in _NEVER if callable(getattr(home, n, None))}

@@ -8,7 +8,7 @@ Nothing of the user's model changes: state, gradients, random numbers and flags 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,14 +24,16 @@ from poptorch._logging import logger
 from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
-from poptorch.capture.evaluation import Evaluation
+from poptorch.capture.device_names import DeviceNames
+from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
 from poptorch.capture.locations import user_location
 from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
-from poptorch.capture.recorder import Recorder
+from poptorch.capture.recorder import Recorder, is_tracked
 from poptorch.capture.state import (
     Rebinding,
     StateEntry,
@@ -69,8 +71,8 @@ class Recording:
 
     context: CaptureContext = field(repr=False)
     loss_scaled: bool = False
-    fake_mode: FakeTensorMode = field(kw_only=True, repr=False)
-    """That of all values in the graph."""
+    fake_mode: FakeTensorMode | None = field(default=None, repr=False)
+    """That of all values in the graph; ``None`` if real tensors were recorded."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,20 @@ class Request:
     """Parameters with one row for each group of replicas."""
 
 
-def record(request: Request) -> Recording:
-    """Capture the model; raises what ``forward`` raises."""
+def record(request: Request, grad: bool | None = None) -> Recording:
+    """Capture the model; raises what ``forward`` raises.
+
+    ``grad`` says whether autograd watches ``forward``; by default it does for training.
+    """
     rules = MixedTypes.of(request.options)
+    grad = request.training if grad is None else grad
     with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager():
         try:
-            return _attempt(request, rules, request.training)
+            return _attempt(request, rules, grad)
         except DynamicOutputShapeException as why:
             raise _dynamic_shape_error(why) from why
         except RuntimeError as why:
-            if request.training or "does not require grad" not in str(why):
+            if request.training or grad or "does not require grad" not in str(why):
                 raise
             logger.debug("Capturing again with gradients enabled: the model differentiates in forward()")
             return _attempt(request, rules, grad=True)
@@ -214,7 +220,7 @@ class _Attempt:
             self._loss_position,
             self._context,
             request.loss_scaled,
-            fake_mode=self._fake_mode,
+            self._fake_mode,
         )
 
     def _stand_ins(self, make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
@@ -280,30 +286,23 @@ class _Attempt:
         self, state: list[torch.Tensor], inputs: list[torch.Tensor], scale: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """The function under the tracer: forward, and for training the backward pass of the final loss."""
-        request, context = self._request, self._context
-        excludes = request.options._source_location_excludes
-        rules, precision = self._rules, request.options.Precision
-        parameters = [t for t in state if isinstance(t, nn.Parameter)]
-        caster = OperandCaster(rules, parameters)
-        recorder = Recorder(context, excludes, Evaluation(self._values), caster)
+        request = self._request
         args, kwargs = request.layout.rebuild(inputs)
-        seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision)
-        with ExitStack() as stack:
-            for mode in (ambient.capturing(context), recorder, *seen_calls):
-                stack.enter_context(mode)
+        stand_ins = StandIns(self._state, state, self._plain, self._values)
+        with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
-            stack.enter_context(contents_kept(request.layout.constants()))
-            kept = plain_attributes_kept(request.model, self._plain)
-            with replaced(self._state, state), kept as rebound, module_types(rules):
-                with _module_scopes(request), cumulative_norms(request.model):
-                    output = request.model(*args, **kwargs)
-                results, self._structure = flatten(output)
-                results = [recorder.recorded(r) for r in results]
-                self._rebound = [r for r in rebound() if _node_of(r.new) is not None]
-                self._num_results = len(results)
-                gradients = self._backward(recorder, state, results, scale) if request.training else []
+            kept = contents_kept(request.layout.constants())
+            with kept, module_scopes(request), cumulative_norms(request.model):
+                output = request.model(*args, **kwargs)
+            results, self._structure = flatten(output)
+            results = [recorder.recorded(r) for r in results]
+            self._rebound = [r for r in rebound() if _node_of(r.new) is not None]
+            self._num_results = len(results)
+            gradients = self._backward(recorder, state, results, scale) if request.training else []
             self._copies = recorder.copies
-            return [*(_plain(r) for r in results), *gradients, *(_plain(r.new) for r in self._rebound)]
+            # Without a backward pass of ours, code may end outside of all blocks, where nothing can be recorded.
+            plain = _plain if request.training else _plain_constant
+            return [*map(plain, results), *gradients, *(plain(r.new) for r in self._rebound)]
 
     def _backward(
         self,
@@ -339,8 +338,57 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return _narrowed(tensor).detach().clone()
 
 
+@dataclass(frozen=True)
+class StandIns:
+    """What is in the model's place while it is recorded."""
+
+    entries: list[StateEntry]
+    tensors: list[torch.Tensor]
+    """One for each entry."""
+
+    plain: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """For tensors without values in plain attributes, by ``id``."""
+
+    values: Sources | None = None
+    """Gives values for all stand-ins; ``None`` if they have values themselves."""
+
+
+@contextmanager
+def environment(
+    request: Request,
+    rules: MixedTypes,
+    context: CaptureContext,
+    stand_ins: StandIns,
+    names: DeviceNames | None = None,
+) -> Iterator[tuple[Recorder, Callable[[], list[Rebinding]]]]:
+    """Everything that a run of the model needs around it, inside of a tracer.
+
+    With ``names``, only what these were told to put on the device is recorded; all else is done by the host. Gives the
+    recorder, and a function that lists the plain attributes with another tensor than before.
+    """
+    precision = request.options.Precision
+    caster = OperandCaster(rules, [t for t in stand_ins.tensors if isinstance(t, nn.Parameter)])
+    excludes = request.options._source_location_excludes
+    making = None if names is None else names.is_making
+    recorder = Recorder(context, excludes, Evaluation(stand_ins.values), caster, making)
+    seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision), names or DeviceNames()
+    with ExitStack() as stack:
+        for mode in (ambient.capturing(context), recorder, *seen_calls):
+            stack.enter_context(mode)
+        stack.enter_context(replaced(stand_ins.entries, stand_ins.tensors))
+        rebound = stack.enter_context(plain_attributes_kept(request.model, stand_ins.plain))
+        stack.enter_context(module_types(rules))
+        stack.enter_context(module_moves())
+        yield recorder, rebound
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
+    """For the tracer, a tensor that it knows is the operation that made it, whatever its history."""
+    return tensor if is_tracked(tensor) else _plain(tensor)
 
 
 def _is_same(result: torch.Tensor, loss: torch.Tensor) -> bool:
@@ -365,7 +413,7 @@ def _node_of(tensor: torch.Tensor) -> fx.Node | None:
 
 
 @contextmanager
-def _module_scopes(request: Request) -> Iterator[None]:
+def module_scopes(request: Request) -> Iterator[None]:
     """Name every operation after the sub-module that runs it."""
     if not request.options._module_namescope_enabled:
         yield

@@ -16,7 +16,7 @@ from poptorch.capture.arguments import ArgumentLayout, announce_partial_support
 from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
-from poptorch.capture.tracer import Recording, Request, record
+from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.device_program import DeviceProgram, Interface
 from poptorch.compiler.memory import Category, map_memory
 from poptorch.compiler.observers import Dump, requested_dump, usual_observers
@@ -151,7 +151,7 @@ def _recorded(request: CompileRequest, layout: ArgumentLayout, inputs: list[torc
     hooks.run_pre()
     try:
         with _only_the_error():
-            return record(
+            return request.front_end.recording(
                 Request(
                     request.model,
                     layout,

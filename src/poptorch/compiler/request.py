@@ -16,6 +16,7 @@ from torch import nn
 from poptorch import environment
 from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
+from poptorch.capture.front_end import FrontEnd
 from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
 from poptorch.compiler.passes.anchors import updated_parameter
 from poptorch.compiler.passes.context import PassSettings
@@ -52,6 +53,9 @@ class CompileRequest:
     normalise: InputNormaliser = field(default_factory=InputNormaliser)
     groups: Mapping[str, ReplicaGrouping] = field(default_factory=dict)
     """Parameters whose value differs between groups of replicas."""
+
+    front_end: FrontEnd = field(default_factory=FrontEnd)
+    """How the model is captured."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         synthetic_data=int(backend_options.get("syntheticDataMode", 0)),
         anchors=anchors,
         passes=PassSettings(
-            expects_host_results=bool(options.Jit._tracing_requested),
+            expects_host_results=bool(options.Jit._tracing_requested) or request.front_end.tells_host_results,
             product_partials=None if products is None else str(products),
             convolution_partials=None if convolutions is None else str(convolutions),
             anchors=tuple(a.long_name for a in anchors if a.parameter is None),

@@ -65,7 +65,7 @@ class PoplarExecutor:
                 raise TypeError(f"Expected a torch.nn.Module, got {type(given)}")
         assert training or optimizer is None, "Optimizer should be None for inference"
         self._training = training
-        self._options = _resolved_copy(options, training)
+        self._options = resolved_copy(options, training)
         self._user_model = user_model
         self._session: Session | None = None
         """The compiled program; ``None`` as long as there is none."""
@@ -489,7 +489,7 @@ def _optimizer_link(model: nn.Module, optimizer: torch.optim.Optimizer | None, o
     return link
 
 
-def _resolved_copy(options: Options, training: bool) -> Options:
+def resolved_copy(options: Options, training: bool) -> Options:
     """The executor's own options: the output mode decided, anchors completed."""
     copied = options.clone()
     if copied.defaultOutputMode():

@@ -15,6 +15,7 @@ from torch import nn
 
 from poptorch._logging import backend, logger, set_repeat_limit
 from poptorch.capture.arguments import BoundCall, InputNormaliser
+from poptorch.capture.front_end import FrontEnd
 from poptorch.capture.structure import unflatten
 from poptorch.compiler.lowering import STAGES, lower_for_device
 from poptorch.compiler.observers import requested_dump
@@ -60,6 +61,7 @@ class Wrapped:
     """The optimizer, for training."""
 
     normalise: InputNormaliser = field(default_factory=InputNormaliser)
+    front_end: FrontEnd = field(default_factory=FrontEnd)
 
 
 class RandomState:
@@ -404,6 +406,7 @@ def _compiled(
         link.spec if link is not None else None,
         normalise=wrapped.normalise,
         groups=wrapped.weights.groups,
+        front_end=wrapped.front_end,
     )
     dump = requested_dump(request.training)
     device = lower_for_device(request, progress.begin, trace, dump)

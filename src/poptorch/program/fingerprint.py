@@ -13,7 +13,7 @@ from torch import fx
 from poptorch.encoding import Encoder, tensor_bytes
 from poptorch.ops.host import HOST_CALL, given_name
 from poptorch.program.opinfo import info_of
-from poptorch.program.program import Program
+from poptorch.program.program import Program, Role
 from poptorch.program.update import UpdateProgram
 
 
@@ -32,7 +32,11 @@ def program_digest(program: Program, exact: bool = True) -> str:
     Host operations have names that other ones of the same process do not have. ``exact=False`` compares only the names
     that their users gave them.
     """
-    ports = [[p.role.value, p.name, p.index, list(p.shape), str(p.dtype)] for p in program.ports]
+    # Inputs are known by their order: the same code may call them otherwise.
+    names = ["" if p.role is Role.INPUT else p.name for p in program.ports]
+    ports = [
+        [p.role.value, name, p.index, list(p.shape), str(p.dtype)] for p, name in zip(program.ports, names, strict=True)
+    ]
     return digest(
         {
             "graph": list(_described(program.graph_module, exact)),
