@@ -28,6 +28,9 @@ class FrontEnd:
     tells_host_results: bool = False
     """Whether it has warned of results that were never on the device itself."""
 
+    reads_what_it_wrote: bool = False
+    """Whether the code may hold whole training steps, so that it must find in the state what it has just written."""
+
     def recording(self, request: Request) -> Recording:
         """Record, and log each operation with its source line."""
         recording = self.record(request)

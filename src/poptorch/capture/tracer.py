@@ -291,10 +291,10 @@ class _Attempt:
         stand_ins = StandIns(self._state, state, self._plain, self._values)
         with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
-            kept = contents_kept(request.layout.constants())
-            with kept, module_scopes(request), cumulative_norms(request.model):
-                output = request.model(*args, **kwargs)
-            results, self._structure = flatten(output)
+            with contents_kept(request.layout.constants()):
+                with module_scopes(request), cumulative_norms(request.model):
+                    output = request.model(*args, **kwargs)
+                results, self._structure = flatten(output)
             results = [recorder.recorded(r) for r in results]
             self._rebound = [r for r in rebound() if _node_of(r.new) is not None]
             self._num_results = len(results)

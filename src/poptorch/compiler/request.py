@@ -180,6 +180,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         anchors=anchors,
         passes=PassSettings(
             expects_host_results=bool(options.Jit._tracing_requested) or request.front_end.tells_host_results,
+            returns_old_statistics=not request.training and not request.front_end.reads_what_it_wrote,
             product_partials=None if products is None else str(products),
             convolution_partials=None if convolutions is None else str(convolutions),
             anchors=tuple(a.long_name for a in anchors if a.parameter is None),

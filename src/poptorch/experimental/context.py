@@ -78,7 +78,7 @@ class CapturedFunction:
         check_model(model)
         functools.update_wrapper(self, function)
         self._function = function
-        self._front_end = FrontEnd(_record_with_gradients, compiler, tells_host_results=True)
+        self._front_end = FrontEnd(_record_with_gradients, compiler, tells_host_results=True, reads_what_it_wrote=True)
         self._options = own_options(options)
         self._model = model
         self._code: CompiledCode | None = None

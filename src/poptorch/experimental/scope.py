@@ -163,7 +163,9 @@ class IPUScope:
 
     def _compiled(self, filename: str | None = None) -> CompiledCode:
         recording = self._captured()
-        front_end = FrontEnd(lambda request: recording, self._compiler, tells_host_results=True)
+        front_end = FrontEnd(
+            lambda request: recording, self._compiler, tells_host_results=True, reads_what_it_wrote=True
+        )
         return CompiledCode(self._module, self._call(self._inputs), self._options, front_end, filename)
 
     @staticmethod

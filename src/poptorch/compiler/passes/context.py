@@ -19,6 +19,9 @@ class PassSettings:
     expects_host_results: bool = False
     """Whether the user knows that constant results do not come from the device."""
 
+    returns_old_statistics: bool = False
+    """Whether running statistics are read as they were before the call."""
+
     product_partials: str | None = None
     """Type of the partial sums of matrix products, if the user chose one."""
 

@@ -21,7 +21,7 @@ _STATISTICS = (3, 4)
 
 def return_old_statistics(program: Program, context: Context) -> str:
     """A normalisation left in training mode writes its statistics last: what an inference model reads is older."""
-    if program.training:
+    if not context.settings.returns_old_statistics:
         return UNCHANGED
     before: dict[object, fx.Node] = {}
     """The placeholder of each statistic, by the node of its new value."""
