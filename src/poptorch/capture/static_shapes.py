@@ -117,10 +117,66 @@ def _random_from(target: torch.Tensor, low: int, high: int | None = None, *, gen
     return aten.copy_.default(target, aten.randint_like.low_dtype(target, low, high))
 
 
+def _grouped_mm_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
+    rows, columns = a.shape[-2], b.shape[-1]
+    if a.ndim == b.ndim == 2:
+        assert offs is not None
+        return offs.shape[0], rows, columns
+    return (rows, columns) if 2 in (a.ndim, b.ndim) else (a.shape[0], rows, columns)
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    """One product for each group of rows, columns or terms; ``offs`` says where the groups end."""
+    dtype = out_dtype or a.dtype
+    if a.dtype is torch.float16:
+        a, b = a.float(), b.float()  # a CPU multiplies these much faster
+    if offs is None:
+        return torch.bmm(a, b).to(dtype)
+    result = a.new_zeros(_grouped_mm_shape(a, b, offs))
+    ends = offs.tolist()
+    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if a.ndim == b.ndim == 2:
+            torch.mm(a[:, start:end], b[start:end], out=result[group])
+        elif a.ndim == 2:
+            result[start:end] = a[start:end] @ b[group]
+        else:
+            result[:, start:end] = a[group] @ b[:, start:end]
+    return result.to(dtype)
+
+
+def _grouped_mm_fake(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    return a.new_empty(_grouped_mm_shape(a, b, offs), dtype=out_dtype or a.dtype)
+
+
+_grouped_mm_op = define(
+    "static_grouped_mm(Tensor a, Tensor b, Tensor? offs, ScalarType? out_dtype) -> Tensor",
+    _grouped_mm,
+    _grouped_mm_fake,
+)
+
+
+def _grouped_mm_form(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Torch's function of shapes knows bfloat16 and aligned rows only, its kernel for CPUs computes all of them."""
+    if bias is not None:
+        raise createPoptorchError("grouped_mm: a bias is not supported; add it to the result")
+    return _grouped_mm_op(a, b, offs, out_dtype)
+
+
 STATIC_FORMS: dict[Any, Any] = {
     aten.random_.__getattr__("from"): _random_from,
     aten._ctc_loss.Tensor: _ctc_loss_op,
     aten.bincount.default: _bincount_form,
     aten.linalg_lstsq.default: _lstsq_form,
+    aten._grouped_mm.default: _grouped_mm_form,
 }
 """Called instead of the key whenever a model is captured; also for an overload whose name stands in the way."""

@@ -17,7 +17,8 @@ Names that are missing are derived (see :mod:`poptorch.ops.traits`): ``add_`` an
 from __future__ import annotations
 
 ROWS: tuple[tuple[str, str, str], ...] = (
-    ("product", "", "matmul bilinear _scaled_mm _grouped_mm serialized_matmul inner outer tensordot einsum"),
+    ("product", "", """
+        matmul bilinear _scaled_mm _grouped_mm static_grouped_mm serialized_matmul inner outer tensordot einsum"""),
     ("product", "wide", "addbmm mv addmv dot vdot addr linear _trilinear linalg_matrix_exp"),
     ("product", "wide, fresh", "mm addmm bmm baddbmm"),
     ("convolution", "", "conv1d conv2d conv3d"),
