@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poptorch._logging import logger
 from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.locations import user_location
@@ -144,7 +143,6 @@ class Recorder(TorchDispatchMode):
             "always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop for "
             "decisions at run time."
         )
-        logger.warning(message)
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
 

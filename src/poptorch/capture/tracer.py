@@ -28,7 +28,7 @@ from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.locations import location_of
-from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder
@@ -43,8 +43,8 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import createPoptorchError
-from poptorch.ops.hints import HINTS
 from poptorch.ops.third_party import ThirdPartyOps
+from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
 
 
@@ -99,7 +99,7 @@ def record(request: Request) -> Recording:
             _check_values_exist(request, why)
             logger.debug("Capturing again with real values: %s needs one", why.func)
         except DynamicOutputShapeException as why:
-            raise _dynamic_shape_error(why) from why
+            raise _dynamic_shape_error(why, location_of(why, request.options._source_location_excludes)) from why
         except RuntimeError as why:
             if request.training or "does not require grad" not in str(why):
                 raise
@@ -124,16 +124,16 @@ def _check_values_exist(request: Request, why: DataDependentOutputException) -> 
         ) from why
 
 
-def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
-    name = str(why.func)
+def _dynamic_shape_error(why: DynamicOutputShapeException, where: SourceLocation | None) -> Exception:
+    name, line = str(why.func), "" if where is None else f" at {where}"
     if "index.Tensor" in name or "nonzero" in name or "masked_select" in name:
         return createPoptorchError(
             "Indexing using boolean or byte tensor masks is unsupported because it would produce dynamic output shapes "
-            f"({name}). Use torch.where or masked_fill, which keep the shape."
+            f"({name}{line}). Use torch.where or masked_fill, which keep the shape."
         )
     return createPoptorchError(
-        f"Unsupported ops found in compiled model: [{name}]. The shape of its result depends on the values of its "
-        "inputs, and a compiled program has static shapes."
+        f"Unsupported ops found in compiled model: [{name}]{line}. The shape of its result depends on the values of "
+        "its inputs, and a compiled program has static shapes."
     )
 
 
@@ -254,8 +254,10 @@ class _Attempt:
         results: list[torch.Tensor],
         scale: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        loss = final_loss(self._context.losses, lambda tensor: _node_of(tensor)).value
-        self._loss_position = next((i for i, r in enumerate(results) if _is_same(r, loss)), None)
+        strict = self._request.options.strict_compatibility
+        final = final_loss(self._context.losses, results, _node_of, at_the_mark=strict)
+        self._loss_position, loss = final.position, final.value
+        _say_where(final)
         if not loss.requires_grad:
             return []
         recorder.enter_backward(autograd_nodes([loss.grad_fn] if loss.grad_fn is not None else []))
@@ -272,18 +274,16 @@ class _Attempt:
         return gradients
 
 
+def _say_where(loss: FinalLoss) -> None:
+    """One line for the user: which value is minimised, and which line computes it."""
+    node = _node_of(loss.value)
+    source = None if node is None else info_of(node).source
+    where = "" if source is None else f", computed at {source}"
+    logger.info("Back-propagation starts at %s%s", loss.origin, where)
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _is_same(result: torch.Tensor, loss: torch.Tensor) -> bool:
-    """Whether the user returns the loss itself, be it with a mark on it."""
-    if result is loss:
-        return True
-    node = _node_of(result)
-    while node is not None and node.target in HINTS:
-        node = node.args[0]  # type: ignore[assignment]
-    return node is not None and node is _node_of(loss)
 
 
 def _node_of(tensor: torch.Tensor) -> fx.Node | None:
