@@ -89,6 +89,9 @@ class Request:
     grouped: frozenset[str] = frozenset()
     """Parameters with one row for each group of replicas."""
 
+    same: tuple[int, ...] = ()
+    """For each input, the position of the one that stands for it too; empty: each one for itself."""
+
 
 def record(request: Request) -> Recording:
     """Capture the model; raises what ``forward`` raises, untouched."""
@@ -232,7 +235,7 @@ class _Attempt:
         parameters = [t for t in state if isinstance(t, nn.Parameter)]
         caster = OperandCaster(rules, parameters)
         recorder = Recorder(context, excludes, self._fake_mode is None, caster)
-        args, kwargs = request.layout.rebuild(inputs)
+        args, kwargs = request.layout.rebuild([inputs[i] for i in request.same] or inputs)
         seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision)
         with ExitStack() as stack:
             for mode in (ambient.capturing(context), recorder, *seen_calls):
