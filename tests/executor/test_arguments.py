@@ -777,7 +777,7 @@ class TestOneTensorForTwoArguments:
         x, y = torch.zeros(3), torch.zeros(3)
         executor = poptorch.inferenceModel(self.Adds())
         assert executor(x, y).tolist() == [0, 0, 0]
-        with pytest.raises(poptorch.Error, match="changes a in place.*compiled with different tensors for a and b"):
+        with pytest.raises(poptorch.Error, match=r"changes a in place.*compiled with different tensors for a and b"):
             executor(x, x)
         executor = poptorch.inferenceModel(self.Adds())
         executor(x, x)
