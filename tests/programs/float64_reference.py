@@ -9,7 +9,7 @@ from random_programs import CALLS, OPTIMIZERS, ROWS, Program
 
 from poptorch import OutputMode
 
-Results = list[tuple[torch.Tensor, torch.Tensor]]
+Results = list[tuple[torch.Tensor, ...]]
 
 
 def expected(program: Program) -> tuple[Results, dict[str, torch.Tensor]]:
@@ -20,17 +20,20 @@ def expected(program: Program) -> tuple[Results, dict[str, torch.Tensor]]:
     results = []
     for call in range(CALLS):
         x, target = (tensor.double().split(ROWS) for tensor in program.data(call))
-        outputs, losses = [], []
+        outputs, losses, gradients = [], [], []
         for position, micro_batch in enumerate(zip(x, target, strict=True), start=1):
             y, loss = model(*micro_batch)
             outputs.append(y.detach())
             losses.append(loss.detach().reshape(1))
+            if program.anchor:
+                gradients += torch.autograd.grad(loss, [model.head.weight], retain_graph=True)
             if program.training:
                 (loss / per_update if program.mean else loss).backward()
                 if position % per_update == 0:
                     optimizer.step()
                     optimizer.zero_grad()
-        results.append((_gathered(outputs, program.mode), _gathered(losses, program.mode)))
+        anchored = [torch.cat(gradients)] if gradients else []
+        results.append((_gathered(outputs, program.mode), _gathered(losses, program.mode), *anchored))
     return results, {name: value.detach() for name, value in model.state_dict().items()}
 
 
