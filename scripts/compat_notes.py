@@ -37,6 +37,18 @@ NOTES: tuple[Note, ...] = (
         "Virtual IPUs: a Pod64 of Mk2, unless `POPTORCH_SYSTEM` names another system or `none`.",
     ),
     Note(
+        "Nesterov momentum with several micro-batches",
+        "With `Mean` and `Post` the look-ahead adds the *sum* of the gradients, not their mean.",
+        "The mean, as in `torch.optim.SGD(nesterov=True)`.",
+    ),
+    Note(
+        "a returned value that follows from the loss",
+        "Back-propagation starts at the marked loss: `cross_entropy(..., reduction=\"sum\") / n` trains without the "
+        "division.",
+        "If the marked loss is not returned and one scalar that follows from it is, back-propagation starts there; "
+        "with `strictCompatibility` at the mark.",
+    ),
+    Note(
         "default log level",
         "Documented as INFO, in fact WARN.",
         "WARN.",

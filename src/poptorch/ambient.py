@@ -11,10 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,8 @@ class LossMark:
 
     value: torch.Tensor
     kind: str
+    reduced: bool = True
+    """Whether the loss is one number, or the user asked for the form that it has."""
 
 
 @dataclass
@@ -90,10 +91,13 @@ def isRunningOnIpu() -> bool:
     return _state.context is not None
 
 
-def mark_loss(value: torch.Tensor, kind: str) -> torch.Tensor:
-    """Declare ``value`` a loss of the model under capture; returns it unchanged."""
-    if _state.context is not None:
-        _state.context.losses.append(LossMark(value, kind))
+def mark_loss(value: torch.Tensor, kind: str, reduced: bool = True) -> torch.Tensor:
+    """Declare ``value`` a loss of the model under capture; returns it unchanged.
+
+    What is computed without gradients is a metric, whatever its name.
+    """
+    if _state.context is not None and torch.is_grad_enabled():
+        _state.context.losses.append(LossMark(value, kind, reduced))
     return value
 
 

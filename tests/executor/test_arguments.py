@@ -861,3 +861,37 @@ class TestOneTensorForSeveralArguments:
         model.compile(x, x)
         assert model(x, 3 * x).item() == 4.0
         assert layer.weight.item() == pytest.approx(1.4)
+
+
+class TestOneTensorForTwoArguments:
+    class Adds(nn.Module):
+        def forward(self, a, b):
+            a += 1
+            return b * 2
+
+    def test_a_change_through_one_shows_in_the_other(self):
+        x = torch.zeros(3)
+        executor = poptorch.inferenceModel(self.Adds())
+        assert executor(x, x).tolist() == [2, 2, 2]
+        assert x.tolist() == [1, 1, 1]
+        assert executor(x, x).tolist() == [4, 4, 4]
+
+    def test_the_program_belongs_to_one_way_of_sharing(self):
+        x, y = torch.zeros(3), torch.zeros(3)
+        executor = poptorch.inferenceModel(self.Adds())
+        assert executor(x, y).tolist() == [0, 0, 0]
+        with pytest.raises(poptorch.Error, match=r"changes a in place.*compiled with different tensors for a and b"):
+            executor(x, x)
+        executor = poptorch.inferenceModel(self.Adds())
+        executor(x, x)
+        with pytest.raises(poptorch.Error, match="compiled with one tensor for a and b"):
+            executor(x, y)
+
+    def test_what_is_only_read_may_be_shared_or_not(self):
+        class Sum(nn.Module):
+            def forward(self, a, b):
+                return a + b
+
+        x, y = torch.ones(3), torch.zeros(3)
+        executor = poptorch.inferenceModel(Sum())
+        assert [executor(*given).sum().item() for given in ((x, x), (x, y), (y, y))] == [6, 3, 0]

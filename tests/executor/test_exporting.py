@@ -422,3 +422,58 @@ def test_the_file_says_which_library_it_needs(path, request, tmp_path):
     assert f"com.acme.Cube, version 1, from {library}: load that library first" in done.stdout
     assert f'ctypes.cdll.LoadLibrary("{library}")' in done.stdout
     assert done.stdout.splitlines()[-1] == "[8.0, 8.0]"
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x, target):
+        return nn.functional.mse_loss(self.lstm(x)[0], target)
+
+
+def test_the_first_capture_of_a_recurrent_layer_is_like_the_others(path):
+    torch._subclasses.FakeTensorMode.cache_clear()  # as in a new process
+    x, target = torch.randn(2, 5, 4), torch.randn(2, 5, 3)
+    losses = []
+    for load in (False, True):
+        model = Recurrent()
+        executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        executor.loadExecutable(path) if load else executor.compileAndExport(path, x, target)
+        losses.append([executor(x, target), executor(x, target)])
+        executor.destroy()
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_attributes_of_native_optimizers_are_saved(path, kind, net):
+    x, target = torch.randn(4, 3), torch.randn(4, 2)
+    optimizer = kind(net.parameters(), lr=0.1)
+    optimizer.loss_scaling, optimizer.max_grad_norm = 2.0, 0.5
+    executor = poptorch.trainingModel(net, optimizer=optimizer)
+    executor(x, target)
+    executor.save(path)
+    expected = executor(x, target)
+    executor.destroy()
+    loaded = poptorch.load(path)
+    assert all(torch.equal(a, b) for a, b in zip(loaded(x, target), expected, strict=True))
+
+
+def test_parametrized_models_say_what_to_do(path, net):
+    net.fc = nn.utils.parametrizations.weight_norm(net.fc)
+    x, target = torch.randn(4, 3), torch.randn(4, 2)
+    executor = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    executor(x, target)
+    with pytest.raises(poptorch.Error, match=r"fc has parametrizations \(weight_norm.*export_model=False"):
+        executor.save(path)
+    executor.save(path, export_model=False)
+    state = net.state_dict()
+    executor.destroy()
+    other = Net()
+    other.fc = nn.utils.parametrizations.weight_norm(other.fc)
+    other.load_state_dict(state)
+    again = poptorch.trainingModel(other, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+    again.loadExecutable(path)
+    again(x, target)

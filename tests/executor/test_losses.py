@@ -210,6 +210,144 @@ class TestFinding:
         assert_close_sums(loss[1], F.l1_loss(model.fc(X), REAL).detach(), terms=24)
 
 
+def _one_weight(loss, strict=False, target=REAL):
+    """The gradient of the layer's weight in a wrapped model, found with one step of SGD."""
+    model = Net(loss)
+    before = model.fc.weight.detach().clone()
+    options = poptorch.Options().strictCompatibility(strict)
+    poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1.0))(X, target)
+    return before - model.fc.weight.detach()
+
+
+def _in_torch(loss, target=REAL):
+    model = Net(None)
+    loss(model.fc(X), target).backward()
+    return model.fc.weight.grad
+
+
+def _same_gradient(given, expected):
+    assert_close_sums(given, expected, terms=X.numel(), steps=4, scale=max(1.0, expected.abs().max().item()))
+
+
+class TestWhichValueIsTheLoss:
+    def test_a_metric_without_gradient_is_no_loss(self):
+        def measured(y, t):
+            with torch.no_grad():
+                metric = F.l1_loss(y, t)
+            return F.mse_loss(y, t), metric
+
+        def detached(y, t):
+            return F.mse_loss(y, t), F.l1_loss(y.detach(), t)
+
+        def beside_a_mark(y, t):
+            with torch.no_grad():
+                metric = F.l1_loss(y, t)
+            return poptorch.identity_loss(F.mse_loss(y, t), reduction="none"), metric
+
+        for loss in (measured, detached, beside_a_mark):
+            _same_gradient(_one_weight(loss), _in_torch(F.mse_loss))
+
+    def test_a_metric_alone_is_no_loss(self):
+        def loss(y, t):
+            with torch.no_grad():
+                metric = F.l1_loss(y, t)
+            return metric, y.sum()
+
+        with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph"):
+            _one_weight(loss)
+
+    def test_identity_loss_wins_over_built_in_ones(self):
+        def loss(y, t):
+            return poptorch.identity_loss((y * t).mean(), reduction="none"), F.l1_loss(y, t)
+
+        _same_gradient(_one_weight(loss), _in_torch(lambda y, t: (y * t).mean()))
+
+    def test_two_identity_losses_are_two_losses(self):
+        def loss(y, t):
+            return poptorch.identity_loss(y, reduction="mean"), poptorch.identity_loss(y * t, reduction="mean")
+
+        with pytest.raises(poptorch.Error, match="Graph must have one final loss"):
+            _one_weight(loss)
+
+    def test_unreduced_losses_inside_a_library_are_steps(self):
+        def loss(y, t):
+            return -torch.distributions.Bernoulli(logits=y).log_prob((t > 0).float()).mean()
+
+        _same_gradient(_one_weight(loss), _in_torch(loss))
+
+    def test_unreduced_losses_do_not_count_beside_reduced_ones(self):
+        def loss(y, t):
+            each = F.mse_loss(y, t, reduction="none")
+            return F.l1_loss(y, t), each.mean(-1)
+
+        _same_gradient(_one_weight(loss), _in_torch(F.l1_loss))
+
+    def test_a_loss_of_one_value_says_by_its_reduction_that_it_is_a_step(self):
+        def loss(y, t):
+            step = F.mse_loss(y.sum(), t.sum(), reduction="none")
+            return F.l1_loss(y, t), step
+
+        _same_gradient(_one_weight(loss), _in_torch(F.l1_loss))
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_a_returned_scalar_that_follows_from_the_mark_is_the_loss(self, in_place):
+        def loss(y, t):
+            value = F.cross_entropy(y, t, reduction="sum")
+            if in_place:
+                value /= 7
+                return value
+            return value / 7
+
+        _same_gradient(_one_weight(loss, target=CLASSES), _in_torch(loss, CLASSES))
+
+    def test_also_after_an_identity_loss_and_among_other_results(self):
+        def loss(y, t):
+            return {"y": y, "loss": poptorch.identity_loss(F.mse_loss(y, t, reduction="sum"), reduction="none") / 5}
+
+        _same_gradient(_one_weight(loss), _in_torch(lambda y, t: F.mse_loss(y, t, reduction="sum") / 5))
+
+    def test_strict_compatibility_starts_at_the_mark(self):
+        def loss(y, t):
+            return F.mse_loss(y, t, reduction="sum") / 5
+
+        _same_gradient(_one_weight(loss, strict=True), _in_torch(lambda y, t: F.mse_loss(y, t, reduction="sum")))
+
+    def test_a_returned_mark_is_the_loss_whatever_follows(self):
+        def loss(y, t):
+            value = F.mse_loss(y, t)
+            return value, value.exp(), value * 3
+
+        _same_gradient(_one_weight(loss), _in_torch(F.mse_loss))
+
+    def test_detached_values_do_not_follow(self):
+        def loss(y, t):
+            return F.mse_loss(y, t).detach() * 3
+
+        _same_gradient(_one_weight(loss), _in_torch(F.mse_loss))
+
+    def test_two_returned_scalars_that_follow_are_ambiguous(self):
+        def loss(y, t):
+            value = F.mse_loss(y, t)
+            return value * 2, value * 3
+
+        with pytest.raises(poptorch.Error, match="Multiple independent losses found in graph") as error:
+            _one_weight(loss)
+        assert "2 returned values follow from it" in str(error.value)
+
+    def test_one_line_says_which_value_it_is(self, log):
+        def loss(y, t):
+            value = F.mse_loss(y, t)
+            return value / 2
+
+        line = loss.__code__.co_firstlineno + 2
+        _one_weight(loss)
+        said = [text for text in log.lines if text.startswith("Back-propagation starts")]
+        assert said == [
+            "Back-propagation starts at result 0 of the model, which follows from the mse_loss, "
+            f"computed at {__file__}:{line}"
+        ]
+
+
 class TestReductions:
     def trained(self, accumulation, lr, reduction=None, replicas=1, strategy=None):
         model = Net(nn.MSELoss())

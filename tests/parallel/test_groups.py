@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 from parallel_models import MODELS, STRATEGIES, Language, Perceptron, infer, make_options, train
+from torch import nn
 
 import poptorch
 from closeness import assert_close_sums
@@ -125,3 +127,32 @@ def test_models_are_compiled_in_several_threads(monkeypatch):
         thread.join()
     assert not errors
     assert sizes == [8] * 4
+
+
+class PassesThrough(nn.Module):
+    """Two stages, neither of them the first IPU's, and an input that comes back as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x, target):
+        y = x
+        for number, layer in enumerate(self.layers, start=1):
+            with poptorch.Block(str(number), ipu_id=number):
+                y = layer(y)
+                if number == 2:
+                    loss = nn.functional.mse_loss(y, target)
+        return x, loss
+
+
+@pytest.mark.parametrize("accumulation", [8, 12])
+def test_an_input_that_is_returned_belongs_to_no_stage(monkeypatch, accumulation):
+    monkeypatch.setenv("POPTORCH_GROUP", "0")
+    model = PassesThrough()
+    options = poptorch.Options().outputMode(poptorch.OutputMode.All).autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(accumulation)
+    executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(accumulation, 4)
+    assert torch.equal(executor(x, torch.randn(accumulation, 4))[0], x)
+    assert group_size_of(executor) > 1

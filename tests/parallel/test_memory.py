@@ -410,3 +410,30 @@ def test_native_code_frees_activations_as_early_as_eager_pytorch(monkeypatch):
     eager = eager_step_of(Residual(), data)
     kept = 2 * Residual.LAYERS * Residual.ROWS * 4 * Residual.WIDTH * 4  # the wide ones alone
     assert kept <= step_of(monkeypatch, Residual, data)[0] <= eager
+
+
+class Scaled(torch.nn.Module):
+    """A parameter without dimensions beside one that can be divided."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(0.5))
+        self.bias = torch.nn.Parameter(torch.tensor([0.5, 1.0, 1.5]))
+
+    def forward(self, x):
+        return poptorch.identity_loss((x * self.factor + self.bias).square(), reduction="mean")
+
+
+@pytest.mark.parametrize("kind", [poptorch.optim.SGD, poptorch.optim.Adam, poptorch.optim.RMSprop])
+def test_parameters_without_dimensions_have_one_owner(kind):
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    found = []
+    for settings in ({}, {"Optimizer": sharded(0)}):
+        model = Scaled()
+        momentum = {} if kind is poptorch.optim.Adam else {"momentum": 0.9}
+        optimizer = kind(model.parameters(), lr=0.1, **momentum)
+        executor = poptorch.trainingModel(model, with_locations(2, **settings), optimizer)
+        for _ in range(3):
+            executor(x)
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+    assert_close_sums(found[1], found[0], terms=8, steps=3)

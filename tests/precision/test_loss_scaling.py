@@ -265,3 +265,42 @@ def test_a_running_mean_does_not_overflow_where_the_sum_would() -> None:
     model(torch.full((8,), 30000.0).half().reshape(4, 2))
     assert module.weight.detach().isfinite().all()
     assert module.weight.detach().abs().min() > 0
+
+
+class _Scaled(nn.Module):
+    """The last factor is a parameter without dimensions, with a gradient as large as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.factor * x.sum(), reduction="none")
+
+
+@pytest.mark.parametrize(("gradient", "expected"), [(8000.0, 2.0), (9000.0, 0.5)])
+def test_gradients_without_dimensions_are_watched(gradient: float, expected: float) -> None:
+    model, optimizer = automatic(_Scaled().half(), loss_scaling=1.0)
+    model(torch.tensor([gradient]).half())
+    assert factor(optimizer) == expected
+
+
+class _Normalised(nn.Module):
+    """Each normalisation has several gradients, which one operation computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2), nn.GroupNorm(2, 4), nn.LayerNorm(2)
+        )
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layers(x).square(), reduction="mean")
+
+
+def test_one_operation_with_several_gradients() -> None:
+    model, optimizer = automatic(_Normalised().half(), loss_scaling=1.0)
+    for expected in (2.0, 4.0):
+        model(torch.randn(2, 1, 4, 4).half())
+        assert factor(optimizer) == expected

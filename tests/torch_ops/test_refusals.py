@@ -210,3 +210,20 @@ def test_bincount_complains_about_values_that_do_not_fit() -> None:
     assert model(torch.tensor([0, 2, 2])).tolist() == [1, 0, 2]
     with pytest.raises(poptorch.Error, match="does not fit"):
         model(torch.tensor([0, 2, 5]))
+
+
+class _ReadsByMask(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum()
+
+
+class _FindsUnique(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.unique(x).sum()
+
+
+@pytest.mark.parametrize("model", [_ReadsByMask(), _FindsUnique()], ids=lambda m: type(m).__name__)
+def test_shapes_that_depend_on_values_are_refused_with_the_line(model: nn.Module) -> None:
+    line = type(model).forward.__code__.co_firstlineno + 1
+    with pytest.raises(poptorch.Error, match=f"{__file__}:{line}"):
+        poptorch.inferenceModel(model)(X)

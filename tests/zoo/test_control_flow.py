@@ -65,7 +65,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "inputs", "text"), CASES, ids=lambda c: type(c).__name__)
 def test_a_decision_about_values_is_frozen_and_the_warning_names_its_line(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], text: str
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -73,6 +73,7 @@ def test_a_decision_about_values_is_frozen_and_the_warning_names_its_line(
     messages = [str(w.message) for w in caught if "frozen into the program" in str(w.message)]
     assert len(messages) == 1
     assert f"{__file__}:{line_of(type(model).forward, text)}" in messages[0]
+    assert "frozen into the program" not in capsys.readouterr().err, "said twice"
 
 
 @pytest.mark.filterwarnings("ignore:.*frozen into the program")

@@ -24,6 +24,7 @@ from poptorch.capture.structure import (
     walk,
 )
 from poptorch.errors import createPoptorchError
+from poptorch.program.program import has_values
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ADVICE = (
@@ -173,6 +174,23 @@ class TensorSpec:
     path: str
     shape: torch.Size
     dtype: torch.dtype
+
+
+def positions_of_same(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor, the position of the first one that is the same memory, seen in the same way.
+
+    >>> a, b = torch.ones(2), torch.ones(2)
+    >>> positions_of_same([a, b, a])
+    (0, 1, 0)
+    """
+    first: dict[Any, int] = {}
+    return tuple(first.setdefault(_memory(tensor), position) for position, tensor in enumerate(tensors))
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    if not has_values(tensor) or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 class ArgumentLayout:

@@ -22,6 +22,18 @@ _MACHINERY = tuple(
 DEFAULT_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
 
 
+def location_of(error: BaseException, excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
+    """The user's innermost line on the way to an error; ``None`` when there is none."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if _is_users(name, excludes):
+            found = SourceLocation(name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
 def _is_users(file: str, excludes: Sequence[str]) -> bool:
     return not file.startswith((_PACKAGE, "<", *_MACHINERY)) and not any(part in file for part in excludes)
 

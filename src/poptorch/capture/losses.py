@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
+from poptorch.ops.hints import HINTS
+
+IDENTITY_LOSS = "identity_loss"
 
 _NAMES = (
     "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "hinge_embedding_loss",
@@ -39,31 +44,112 @@ class LossRecorder(TorchFunctionMode):
     """Marks the result of every built-in loss. Losses that a loss calls itself are not seen: the mode is off inside."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         kind = BUILT_IN_LOSSES.get(func)
         if kind is not None and isinstance(result, torch.Tensor):
-            ambient.mark_loss(result, kind)
+            reduced = result.ndim == 0 and _reduction(func, args, kwargs) not in ("none", 0)
+            ambient.mark_loss(result, kind, reduced)
         return result
 
 
+def _reduction(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What a call of a built-in loss says about its reduction; ``None`` if that cannot be told."""
+    try:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a function of C++ has no signature
+        return kwargs.get("reduction")
+    bound.apply_defaults()
+    return bound.arguments.get("reduction")
+
+
+@dataclass(frozen=True)
+class FinalLoss:
+    """Where back-propagation starts."""
+
+    value: torch.Tensor
+    position: int | None
+    """Index among the results, if the user returns it."""
+
+    origin: str
+    """Which value it is, in words."""
+
+
 def final_loss(
+    marks: list[ambient.LossMark],
+    results: Sequence[torch.Tensor],
+    node_of: Callable[[torch.Tensor], fx.Node | None],
+    *,
+    at_the_mark: bool = False,
+) -> FinalLoss:
+    """The value that training makes smaller.
+
+    It is the one marked loss that feeds no other. If the user does not return that loss, but one scalar that follows
+    from it, the mark is a step on the way to that scalar. ``at_the_mark`` ignores such scalars, as the original did.
+    """
+    mark = _final_mark(marks, node_of)
+    position = next((i for i, result in enumerate(results) if _is_same(result, mark.value, node_of)), None)
+    if position is None and not at_the_mark:
+        following = [i for i, result in enumerate(results) if _follows(result, mark.value)]
+        if len(following) > 1 and mark.kind != IDENTITY_LOSS:
+            raise _several_losses([mark], f" {len(following)} returned values follow from it")
+        if len(following) == 1:
+            position = following[0]
+            origin = f"result {position} of the model, which follows from the {mark.kind}"
+            return FinalLoss(results[position], position, origin)
+    return FinalLoss(mark.value, position, f"the {mark.kind}")
+
+
+def _final_mark(
     marks: list[ambient.LossMark], node_of: Callable[[torch.Tensor], fx.Node | None]
 ) -> ambient.LossMark:
-    """The one loss that feeds no other loss."""
-    if not marks:
+    """The one mark that counts and feeds no other."""
+    candidates = list(marks)
+    # Each rule leaves a value that is computed beside the loss out of the choice, unless there is nothing else.
+    for rule in (_has_gradient, lambda mark: mark.reduced):
+        candidates = [mark for mark in candidates if rule(mark)] or candidates
+    if not candidates:
         raise createPoptorchError(
             "Couldn't find a loss in graph. A training model must compute its loss in forward(): use a torch loss, or "
             "wrap your own in poptorch.identity_loss(value, reduction=...)."
         )
-    final = [m for m in marks if not any(_feeds(m, other, node_of) for other in marks if other is not m)]
+    final = [m for m in candidates if not any(_feeds(m, other, node_of) for other in candidates if other is not m)]
+    final = [mark for mark in final if mark.kind == IDENTITY_LOSS] or final
     if len(final) > 1:
-        kinds = ", ".join(m.kind for m in final)
-        raise createPoptorchError(
-            "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
-            'poptorch.identity_loss. For example: poptorch.identity_loss(loss1 + loss2, reduction="none"). '
-            f"The losses are: {kinds}."
-        )
+        raise _several_losses(final)
     return final[0]
+
+
+def _has_gradient(mark: ambient.LossMark) -> bool:
+    return mark.value.requires_grad
+
+
+def _several_losses(marks: list[ambient.LossMark], why: str = "") -> Exception:
+    kinds = ", ".join(mark.kind for mark in marks)
+    return createPoptorchError(
+        "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
+        f"poptorch.identity_loss. Found: {kinds}.{why} Example: "
+        'poptorch.identity_loss(loss1 + loss2, reduction="none").'
+    )
+
+
+def _follows(result: torch.Tensor, loss: torch.Tensor) -> bool:
+    """Whether a result is a number that depends on the loss, and back-propagation can tell how."""
+    if result.numel() != 1 or result.grad_fn is None or loss.grad_fn is None:
+        return False
+    return loss.grad_fn in set(autograd_nodes([result.grad_fn]))
+
+
+def _is_same(
+    result: torch.Tensor, loss: torch.Tensor, node_of: Callable[[torch.Tensor], fx.Node | None]
+) -> bool:
+    """Whether the user returns the loss itself, be it with a mark on it."""
+    if result is loss:
+        return True
+    node = node_of(result)
+    while node is not None and node.target in HINTS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node is not None and node is node_of(loss)
 
 
 def _feeds(

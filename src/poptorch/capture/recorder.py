@@ -17,7 +17,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poptorch._logging import logger
 from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture import kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
@@ -231,7 +230,6 @@ class Recorder(TorchDispatchMode):
             "always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop for "
             "decisions at run time."
         )
-        logger.warning(message)
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
 

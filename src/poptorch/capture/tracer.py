@@ -27,8 +27,8 @@ from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_
 from poptorch.capture.device_names import DeviceNames
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
-from poptorch.capture.locations import user_location
-from poptorch.capture.losses import LossRecorder, autograd_nodes, final_loss
+from poptorch.capture.locations import location_of, user_location
+from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.objects import contents_kept
@@ -47,8 +47,8 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import Error, createPoptorchError
-from poptorch.ops.hints import HINTS
 from poptorch.ops.third_party import ThirdPartyOps
+from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
 
 
@@ -93,6 +93,9 @@ class Request:
     grouped: frozenset[str] = frozenset()
     """Parameters with one row for each group of replicas."""
 
+    same: tuple[int, ...] = ()
+    """For each input, the position of the one that stands for it too; empty: each one for itself."""
+
 
 def record(request: Request, grad: bool | None = None) -> Recording:
     """Capture the model; raises what ``forward`` raises.
@@ -105,7 +108,7 @@ def record(request: Request, grad: bool | None = None) -> Recording:
         try:
             return _attempt(request, rules, grad)
         except DynamicOutputShapeException as why:
-            raise _dynamic_shape_error(why) from why
+            raise _dynamic_shape_error(why, location_of(why, request.options._source_location_excludes)) from why
         except RuntimeError as why:
             if request.training or grad or "does not require grad" not in str(why):
                 raise
@@ -139,18 +142,18 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
         return error
 
 
-def _dynamic_shape_error(why: DynamicOutputShapeException) -> Exception:
-    name = str(why.func)
+def _dynamic_shape_error(why: DynamicOutputShapeException, where: SourceLocation | None) -> Exception:
+    name, line = str(why.func), "" if where is None else f" at {where}"
     if "index.Tensor" in name or "nonzero" in name or "masked_select" in name:
         return DynamicShapeError.of(
             why,
             "Indexing using boolean or byte tensor masks is unsupported because it would produce dynamic output shapes "
-            f"({name}). Use torch.where or masked_fill, which keep the shape.",
+            f"({name}{line}). Use torch.where or masked_fill, which keep the shape.",
         )
     return DynamicShapeError.of(
         why,
-        f"Unsupported ops found in compiled model: [{name}]. The shape of its result depends on the values of its "
-        "inputs, and a compiled program has static shapes.",
+        f"Unsupported ops found in compiled model: [{name}]{line}. The shape of its result depends on the values of "
+        "its inputs, and a compiled program has static shapes.",
     )
 
 
@@ -287,7 +290,7 @@ class _Attempt:
     ) -> list[torch.Tensor]:
         """The function under the tracer: forward, and for training the backward pass of the final loss."""
         request = self._request
-        args, kwargs = request.layout.rebuild(inputs)
+        args, kwargs = request.layout.rebuild([inputs[i] for i in request.same] or inputs)
         stand_ins = StandIns(self._state, state, self._plain, self._values)
         with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
@@ -311,8 +314,10 @@ class _Attempt:
         results: list[torch.Tensor],
         scale: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        loss = final_loss(self._context.losses, lambda tensor: _node_of(tensor)).value
-        self._loss_position = next((i for i, r in enumerate(results) if _is_same(r, loss)), None)
+        strict = self._request.options.strict_compatibility
+        final = final_loss(self._context.losses, results, _node_of, at_the_mark=strict)
+        self._loss_position, loss = final.position, final.value
+        _say_where(final)
         if not loss.requires_grad:
             return []
         recorder.enter_backward(autograd_nodes([loss.grad_fn] if loss.grad_fn is not None else []))
@@ -382,6 +387,14 @@ def environment(
         yield recorder, rebound
 
 
+def _say_where(loss: FinalLoss) -> None:
+    """One line for the user: which value is minimised, and which line computes it."""
+    node = _node_of(loss.value)
+    source = None if node is None else info_of(node).source
+    where = "" if source is None else f", computed at {source}"
+    logger.info("Back-propagation starts at %s%s", loss.origin, where)
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -389,16 +402,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
     """For the tracer, a tensor that it knows is the operation that made it, whatever its history."""
     return tensor if is_tracked(tensor) else _plain(tensor)
-
-
-def _is_same(result: torch.Tensor, loss: torch.Tensor) -> bool:
-    """Whether the user returns the loss itself, be it with a mark on it."""
-    if result is loss:
-        return True
-    node = _node_of(result)
-    while node is not None and node.target in HINTS:
-        node = node.args[0]  # type: ignore[assignment]
-    return node is not None and node is _node_of(loss)
 
 
 def _node_of(tensor: torch.Tensor) -> fx.Node | None:

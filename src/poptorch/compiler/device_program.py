@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from poptorch.capture.arguments import ArgumentLayout
+from poptorch.capture.arguments import ArgumentLayout, positions_of_same
 from poptorch.capture.structure import Structure, TensorLeaf
 from poptorch.compiler.memory import MemoryMap
 from poptorch.compiler.passes.precision import GradientWatch
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Plan
 from poptorch.compiler.request import Settings
+from poptorch.errors import createPoptorchError
 from poptorch.program.loop import Loop
 from poptorch.program.program import Program
 from poptorch.program.update import UpdateProgram
@@ -36,8 +37,24 @@ class Interface:
     written_inputs: tuple[int, ...]
     """Positions of the inputs that ``forward`` changes in place."""
 
+    same_inputs: tuple[int, ...]
+    """For each input, the position of the first one that was the same tensor when the program was compiled."""
+
     optimizer: Any = None
     """Description of the optimizer, restricted to the parameters that a gradient reaches."""
+
+    def check_same(self, given: Sequence[torch.Tensor]) -> None:
+        """Refuse arguments that share memory in another way than those of the compilation, if one is written to."""
+        same = positions_of_same(given)
+        for index in self.written_inputs:
+            for other, (compiled, now) in enumerate(zip(self.same_inputs, same, strict=True)):
+                if (compiled == self.same_inputs[index]) != (now == same[index]):
+                    first, second = self.layout.specs[index].path, self.layout.specs[other].path
+                    before = "one tensor" if compiled == self.same_inputs[index] else "different tensors"
+                    raise createPoptorchError(
+                        f"forward() changes {first} in place, and the program was compiled with {before} for {first} "
+                        f"and {second}. Call it that way, or wrap the model once more for the other way."
+                    )
 
     @cached_property
     def returns_one_tensor(self) -> bool:

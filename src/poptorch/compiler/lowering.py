@@ -12,7 +12,7 @@ import torch
 
 from poptorch import hooks
 from poptorch._logging import backend, ir_is_dumped, logger
-from poptorch.capture.arguments import ArgumentLayout, announce_partial_support
+from poptorch.capture.arguments import ArgumentLayout, announce_partial_support, positions_of_same
 from poptorch.capture.functional import to_program
 from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
@@ -118,7 +118,8 @@ def lower_for_device(
             output_structure=recording.output_structure,
             result_positions=_positions(recording.num_results, context.host_results),
             host_results=context.host_results,
-            written_inputs=tuple(p.index for p in program.mutated() if p.role is Role.INPUT),
+            written_inputs=tuple(port.index for port in written_inputs(program)),
+            same_inputs=positions_of_same(layout.tensors_of(request.call)),
             optimizer=used,
         ),
     )
@@ -130,17 +131,40 @@ def lower_for_device(
 def _capture(
     request: CompileRequest, layout: ArgumentLayout, loop: Loop, progress: Progress
 ) -> tuple[Recording, Program]:
-    inputs = micro_batch_inputs(layout, layout.tensors_of(request.call), loop, request.normalise)
+    given = layout.tensors_of(request.call)
+    inputs = micro_batch_inputs(layout, given, loop, request.normalise)
     check_not_empty(collect_state(request.model))
     with tracing():
         progress("capture")
-        recording = _recorded(request, layout, inputs)
-        check_output_leaves(recording.output_structure)
-        progress("functional form")
-        return recording, to_program(recording, [spec.path for spec in layout.specs])
+        recording, program = _functional(request, layout, inputs, progress)
+        same = positions_of_same(given)
+        if any(same.count(same[port.index]) > 1 for port in written_inputs(program)):
+            # One tensor for several arguments, and forward() writes to it: all of them must see that.
+            recording, program = _functional(request, layout, inputs, progress, same)
+        return recording, program
 
 
-def _recorded(request: CompileRequest, layout: ArgumentLayout, inputs: list[torch.Tensor]) -> Recording:
+def written_inputs(program: Program) -> list[Port]:
+    """The inputs that the program changes in place."""
+    return [port for port in program.mutated() if port.role is Role.INPUT]
+
+
+def _functional(
+    request: CompileRequest,
+    layout: ArgumentLayout,
+    inputs: list[torch.Tensor],
+    progress: Progress,
+    same: tuple[int, ...] = (),
+) -> tuple[Recording, Program]:
+    recording = _recorded(request, layout, inputs, same)
+    check_output_leaves(recording.output_structure)
+    progress("functional form")
+    return recording, to_program(recording, [spec.path for spec in layout.specs])
+
+
+def _recorded(
+    request: CompileRequest, layout: ArgumentLayout, inputs: list[torch.Tensor], same: tuple[int, ...]
+) -> Recording:
     spec = request.optimizer_spec
     trained: set[int] = set()
     scaled = False
@@ -161,6 +185,7 @@ def _recorded(request: CompileRequest, layout: ArgumentLayout, inputs: list[torc
                     request.options,
                     scaled,
                     frozenset(request.groups),
+                    same,
                 )
             )
     finally:

@@ -122,7 +122,9 @@ def shard_update(
                 ranges[name] = (0, elements)
         ranges = {name: (start, stop) for name, (start, stop) in ranges.items() if start < stop}
         own = [[name for name in group if name in ranges] for group in update.parameters]
-        sliced = {name: ((stop - start,), types[name][1]) for name, (start, stop) in ranges.items()}
+        # A parameter without dimensions has one owner, and keeps its shape.
+        shapes = {name: (stop - start,) if types[name][0] else () for name, (start, stop) in ranges.items()}
+        sliced = {name: (shape, types[name][1]) for name, shape in shapes.items()}
         if ranges:
             part = build_update(rules, own, sliced, update.accumulators, update.numerics)
             shards.append(UpdateShard(owner, part, ranges))

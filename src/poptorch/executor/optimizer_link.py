@@ -112,6 +112,7 @@ class OptimizerLink:
         """The device is (again) attached: state that the host has goes there."""
         bridge.expect_upload(self.optimizer)
         self.send_hyper_parameters()
+        bridge.set_params(self.optimizer, self._params, replace_loaded=False)
         self.upload(copy_weights)
 
     def send_hyper_parameters(self) -> None:
@@ -128,7 +129,11 @@ class OptimizerLink:
         self._engine.scale.chosen = torch.tensor(scale, dtype=torch.float32)
 
     def upload(self, copy_weights: Callable[[], object]) -> None:
-        """Write pending optimizer state to the device; trained weights are saved to the host first."""
+        """Write pending optimizer state to the device; trained weights are saved to the host first.
+
+        Scalars that came with the state are shown by ``state_dict()`` again, but do not steer: the optimizer's
+        attributes do.
+        """
         if self._engine is None or self._compiled is None:
             return
         pending = bridge.pending_state(self.optimizer)
@@ -138,22 +143,7 @@ class OptimizerLink:
         with torch._C.DisableTorchFunctionSubclass():
             fitting = self._names.to_device(pending, self._compiled, self._engine.optimizer_state)
         bridge.write_state(self._device_state(), self._params, fitting)
-        self._apply_params(self._params)
         bridge.uploaded(self.optimizer)
-
-    def _apply_params(self, params: dict[str, torch.Tensor]) -> None:
-        """Scalars that came with a loaded state count until the next ``setOptimizer``."""
-        assert self._compiled is not None
-        assert self._engine is not None
-        for group, hyper in zip(self._compiled.groups, self._engine.updater.hyper, strict=True):
-            for scalar in group.variables:
-                for parameter in group.parameters[:1]:
-                    loaded = params.get(f"{scalar}___specific___{self._names.shown[parameter]}")
-                    if loaded is None or scalar not in hyper:
-                        continue
-                    # A state holds fewer digits than the attributes: equal values must not lose any.
-                    if not torch.equal(hyper[scalar].to(loaded.dtype), loaded.reshape(hyper[scalar].shape)):
-                        hyper[scalar].copy_(loaded)
 
     def ran(self) -> None:
         """The device has newer state than the host."""
@@ -173,13 +163,16 @@ class OptimizerLink:
             self.optimizer = optimizer
             if changed:
                 self.send_hyper_parameters()
+                bridge.set_params(optimizer, self._params, replace_loaded=True)
             self.upload(copy_weights)
             return
         self.optimizer, self.spec = optimizer, new
         self.connect()
 
     def read_back(self) -> None:
-        """Fetch state that the device has newer."""
+        """Fetch state that the device has newer, or that an optimizer took over and has not seen yet."""
+        if self._engine is not None and self._compiled is not None:
+            bridge.after_compile(self.optimizer)
         bridge.read_back(self.optimizer)
 
     def disconnect(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from poptorch._logging import logger
 from poptorch._version import __version__
@@ -21,6 +22,7 @@ from poptorch.executable.identity import identity
 from poptorch.executor.session import Session
 from poptorch.host.store import cache
 from poptorch.ops.custom import registry
+from poptorch.optim.reading import own_attributes
 
 DEFAULT_NAME = "model.poptorch"
 
@@ -75,6 +77,7 @@ def _pickled_model(session: Session, model: nn.Module) -> bytes:
     content = {
         "model": model,
         "optimizer": None if link is None else link.optimizer,
+        "attributes": {} if link is None else own_attributes(link.optimizer),
         "options": options,
         "groups": dict(weights.groups),
     }
@@ -86,6 +89,16 @@ def _pickled_model(session: Session, model: nn.Module) -> bytes:
         raise createPoptorchError(
             f"The model cannot be exported: {error}. What is pickled must be found by its name: define the class "
             "at the top level of a module, or use export_model=False and loadExecutable."
+        ) from error
+    except RuntimeError as error:
+        names = [name or type(model).__name__ for name, part in model.named_modules() if is_parametrized(part)]
+        if not names:
+            raise
+        raise createPoptorchError(
+            f"The model cannot be exported: {names[0]} has parametrizations (weight_norm, spectral_norm, orthogonal or "
+            "torch.nn.utils.parametrize), and torch cannot pickle these. Use export_model=False, build the model "
+            "again in the other program, load its state_dict() and call loadExecutable; or make the parametrizations "
+            "permanent with torch.nn.utils.parametrize.remove_parametrizations first."
         ) from error
     return buffer.getvalue()
 

@@ -273,6 +273,8 @@ class Session:
         if self.is_traced:
             layout.check_traced_count(call)
         given = layout.tensors_of(call)
+        if self._interface.written_inputs:
+            self._interface.check_same(given)
         if wrapped.link is not None:
             with wrapped.weights.unwatched():
                 wrapped.link.upload(wrapped.weights.download_if_needed)

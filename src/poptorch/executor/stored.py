@@ -126,6 +126,8 @@ class StoredExecutable:
         self.check_custom_ops()
         content = _unpickled(self.file.bytes("model"), self.name)
         _for_running(content["options"])
+        for name, value in content.pop("attributes").items():
+            setattr(content["optimizer"], name, value)
         return Exported(training=self.metadata["training"], **content)
 
 

@@ -17,7 +17,8 @@ Names that are missing are derived (see :mod:`poptorch.ops.traits`): ``add_`` an
 from __future__ import annotations
 
 ROWS: tuple[tuple[str, str, str], ...] = (
-    ("product", "", "matmul bilinear _scaled_mm _grouped_mm serialized_matmul inner outer tensordot einsum"),
+    ("product", "", """
+        matmul bilinear _scaled_mm _grouped_mm static_grouped_mm serialized_matmul inner outer tensordot einsum"""),
     ("product", "wide", "addbmm mv addmv dot vdot addr linear _trilinear linalg_matrix_exp"),
     ("product", "wide, fresh", "mm addmm bmm baddbmm"),
     ("convolution", "", "conv1d conv2d conv3d"),
@@ -97,7 +98,9 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("pooling", "wide", "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d"),
     ("resampling", "", "affine_grid_generator"),
     ("resampling", "moves", "upsample_nearest2d upsample_nearest1d"),
-    ("loss", "", "static_ctc_loss ctc_beam_search_decoder binary_cross_entropy binary_cross_entropy_with_logits"),
+    ("loss", "", """
+        static_ctc_loss static_ctc_loss_backward ctc_beam_search_decoder binary_cross_entropy
+        binary_cross_entropy_with_logits"""),
     ("loss", "half", "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss"),
     ("loss", "half, fresh", "mse_loss_backward"),
     ("loss", "wide", "_ctc_loss _ctc_loss_backward"),

@@ -41,6 +41,7 @@ class Optimizer(torch.optim.Optimizer):
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
         self._device_state: dict[str, Any] = dict.fromkeys(DEVICE_KEYS)
+        self._params_are_loaded = False
         self._bridge: weakref.ref[StateBridge] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,6 +72,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         logger.debug("Writing optimiser state tensors from IPU to host.")
         self._device_state = {"ipu_state": bridge.read_state(), "ipu_param": bridge.read_params()}
+        self._params_are_loaded = False
         self.host_state_is_dirty = False
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -95,6 +97,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"{sorted(state)}; one from a poptorch optimizer also has {' and '.join(DEVICE_KEYS)}."
             )
         self._device_state = {key: state[key] for key in DEVICE_KEYS}
+        self._params_are_loaded = True
         self.ipu_state_is_dirty = True
         self.host_state_is_dirty = False
 

@@ -117,6 +117,17 @@ def uploaded(optimizer: torch.optim.Optimizer) -> None:
         optimizer.ipu_state_is_dirty = False
 
 
+def set_params(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], *, replace_loaded: bool) -> None:
+    """The device was given scalars: those of the state that the host keeps are out of date, unless the user loaded
+    them."""
+    if isinstance(optimizer, Optimizer) and optimizer.has_state():
+        if optimizer._params_are_loaded and not replace_loaded:
+            return
+        optimizer._device_state = {
+            **optimizer._device_state, "ipu_param": {name: value.clone() for name, value in params.items()}
+        }  # fmt: skip
+
+
 def after_run(optimizer: torch.optim.Optimizer) -> None:
     """The program has run: the state on the device is newer than the host's."""
     # Schedulers of torch warn if nobody called optimizer.step() before theirs; the device has done just that.

@@ -192,6 +192,18 @@ def optimizer_attribute_names(kind: OptimizerType) -> tuple[str, ...]:
     return (*names, "bias_correction", "max_grad_norm")
 
 
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the user set on the object itself, beside its groups: torch does not pickle it.
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    >>> optimizer.loss_scaling = 2.0
+    >>> own_attributes(optimizer)
+    {'loss_scaling': 2.0}
+    """
+    names = optimizer_attribute_names(optimizer_type(optimizer))
+    return {name: value for name, value in vars(optimizer).items() if name in names}
+
+
 def read_group(
     optimizer: torch.optim.Optimizer, kind: OptimizerType, group: Mapping[str, Any], *, strict: bool
 ) -> GroupValues:

@@ -75,11 +75,16 @@ def info_of(node: fx.Node) -> OpInfo:
     return info if isinstance(info, OpInfo) else OpInfo()
 
 
-def set_info(node: fx.Node, info: OpInfo) -> None:
-    """Replace the node's annotations."""
+def set_info(node: fx.Node, info: OpInfo | None) -> None:
+    """Replace the node's annotations; ``None`` says that it is in no place of the user's."""
     node.meta[_KEY] = info
 
 
 def has_info(node: fx.Node) -> bool:
-    """Whether the node is annotated yet."""
+    """Whether the node has annotations."""
+    return node.meta.get(_KEY) is not None
+
+
+def is_annotated(node: fx.Node) -> bool:
+    """Whether something was said about the node, be it that it has no annotations."""
     return _KEY in node.meta

@@ -57,7 +57,7 @@ def _arguments(
 
 
 def _slice(tensor: torch.Tensor, bounds: tuple[int, int]) -> torch.Tensor:
-    return tensor.reshape(-1)[bounds[0] : bounds[1]]
+    return tensor.reshape(-1)[bounds[0] : bounds[1]] if tensor.dim() else tensor
 
 
 def _state_slice(state: torch.Tensor, parameter: torch.Tensor, shard: UpdateShard, name: str) -> torch.Tensor:

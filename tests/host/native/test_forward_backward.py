@@ -86,3 +86,46 @@ def test_the_derivative_of_gelu_is_kept_in_place_of_its_operand():
     assert not sweeps.backward.graph.find_nodes(op="call_function", target=aten.erf.default)
     wide = [n for n in sweeps.backward.graph.find_nodes(op="placeholder") if n.meta["val"].numel() == 16 * 32]
     assert len(wide) == 2  # the derivative, and what the second layer multiplies
+
+
+class Returning(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.function = function
+
+    def forward(self, x, target):
+        y = self.layer(x).relu()
+        return self.function(y), nn.functional.mse_loss(y, target)
+
+
+@pytest.mark.parametrize("function", [lambda y: y.argmax(-1), lambda y: y.view(-1)], ids=["argmax", "view"])
+@pytest.mark.parametrize("recomputation", [1, 4])
+def test_results_that_come_after_the_backward_pass_are_forward_all_the_same(monkeypatch, function, recomputation):
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    model = Returning(function)
+    options = poptorch.Options()
+    options._Popart.set("autoRecomputation", recomputation)
+    x, target = torch.randn(8, 4), torch.randn(8, 3)
+    expected = function(model.layer(x).relu()).detach()
+    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.testing.assert_close(executor(x, target)[0], expected, check_dtype=False)
+
+
+class Silent(nn.Module):
+    """Its forward pass computes nothing that anyone needs: back-propagation starts from the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        poptorch.identity_loss((x * self.weight).sum(), reduction="none")
+
+
+def test_a_training_model_that_returns_nothing(monkeypatch):
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    model = Silent()
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    assert executor(torch.ones(2, 4)) is None
+    assert model.weight.tolist() == [0.0] * 4

@@ -60,13 +60,15 @@ def watch_gradients(program: Program, context: Context) -> str:
             "No tracked gradient tensors of type fp16 were found. Automatic loss scaling watches float16 gradients: "
             "make (part of) the model half(), or switch setAutomaticLossScaling off."
         )
+    placements = {_count_large(program, node, edge): info_of(_producer(node)).placement for node in tracked}
     totals: dict[Placement, fx.Node] = {}
-    for node in tracked:
-        placement = info_of(node).placement
-        count = _count_large(program, node, edge)
+    # In the order of the program: values of one operation are not counted in the order of their numbers.
+    for count in [node for node in program.operations() if node in placements]:
+        placement = placements[count]
+        total = count
         if placement in totals:
-            count = insert_call(program, count.next, aten.add.Tensor, (totals[placement], count), node)
-        totals[placement] = count
+            total = insert_call(program, count.next, aten.add.Tensor, (totals[placement], count), count)
+        totals[placement] = total
     counts = [(Output(OutputKind.COUNT, f"large gradients {i}"), total) for i, total in enumerate(totals.values())]
     program.set_outputs([*program.returned(), *counts])
     context.watch = GradientWatch(sum(value_of(n).numel() for n in tracked))
@@ -77,21 +79,26 @@ def _tracked(program: Program) -> list[fx.Node]:
     """float16 gradients of weights and activations: whatever the backward pass computes from the loss scale."""
     scale = [node for node, port in program.placeholders() if port.role is Role.LOSS_SCALE]
     reached = descendants(scale)
-    return [n for n in program.operations() if n in reached and n.users and _is_gradient(n)]
+    casts = {user for node in scale for user in node.users if len(user.all_input_nodes) == 1}  # still the scale itself
+    return [n for n in program.operations() if n in reached and n not in casts and n.users and _is_gradient(n)]
 
 
 def _is_gradient(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float16 or value.ndim == 0:
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float16:
         return False
+    return info_of(_producer(node)).sweep is Sweep.BACKWARD and not is_view(node)
+
+
+def _producer(node: fx.Node) -> fx.Node:
+    """The operation that computes a value; ``getitem`` only names one of several."""
     producer = node.args[0] if node.target is operator.getitem else node
     assert isinstance(producer, fx.Node)
-    return info_of(producer).sweep is Sweep.BACKWARD and not is_view(node)
+    return producer
 
 
 def _count_large(program: Program, node: fx.Node, edge: float) -> fx.Node:
-    like = node if node.target is not operator.getitem else node.args[0]
-    assert isinstance(like, fx.Node)
+    like = _producer(node)
     before = node.next
     while before.target is operator.getitem:
         before = before.next

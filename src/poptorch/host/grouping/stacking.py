@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from poptorch.host.grouping.rules import PARTIAL_SUMS, TOTAL_RULES, Call, Operand, rule_for
 from poptorch.program.graphs import acts_in_order, descendants, remove_dead_code
-from poptorch.program.opinfo import STREAMS, OpInfo, has_info, info_of, set_info
+from poptorch.program.opinfo import STREAMS, OpInfo, has_info, info_of, is_annotated, set_info
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
 
@@ -149,7 +149,7 @@ class _Stacker(fx.Interpreter):
             else:
                 (self._totals if n.target in PARTIAL_SUMS else self._stacked).add(n)
         if n.op == "call_function":
-            _tag(info_of(n))
+            _tag(info_of(n) if has_info(n) else None)
         return result
 
     def _has_use_for(self, n: fx.Node) -> bool:
@@ -265,11 +265,11 @@ def _call(n: fx.Node, value: Callable[[fx.Node], Any]) -> Any:
     return n.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _tag(info: OpInfo) -> None:
+def _tag(info: OpInfo | None) -> None:
     """Annotate what the tracer recorded since the last time."""
     mode = get_proxy_mode()
     assert mode is not None
     for node in reversed(mode.tracer.graph.nodes):
-        if node.op == "placeholder" or has_info(node):
+        if node.op == "placeholder" or is_annotated(node):
             return
         set_info(node, info)

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from poptorch.ops.traits import traits_of
+
 
 class _Spy(TorchDispatchMode):
     """Notes which overloads are called, and with what."""
@@ -42,6 +44,8 @@ class Bindings:
             return target
         if target is _RECURRENT_LAYER and any(user.args[1] == _WORKSPACE and user.users for user in node.users):
             return _saving_for_backward
+        if target is _VIEW and _layout_may_differ(node.args[0]):
+            return torch.reshape
         key = (target, _kinds(node.args), tuple(sorted((k, _kinds((v,))) for k, v in node.kwargs.items())))
         if key not in self._known:
             self._known[key] = self._fastest(node)
@@ -56,6 +60,34 @@ class Bindings:
                 if candidate is not None and _reaches(candidate, node):
                     return candidate
         return target._op  # skips one Python frame of OpOverload.__call__
+
+
+_VIEW: Any = torch.ops.aten.view.default
+
+
+def _layout_may_differ(value: Any) -> bool:
+    """Whether a value may lie in memory in another way than the program says.
+
+    Some kernels (``softplus_backward`` is one) lay their result out like an operand, while torch's function of shapes
+    calls it contiguous. All operations that take their layout from an operand hand that on.
+    """
+    queue = [value]
+    seen: set[fx.Node] = set()
+    while queue:
+        node = queue.pop()
+        if node in seen or node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        seen.add(node)
+        traits = traits_of(node)
+        if traits.is_product or node.kwargs.get("memory_format") is torch.contiguous_format:
+            continue
+        for operand in node.all_input_nodes:
+            described = operand.meta.get("val")
+            strided = isinstance(described, torch.Tensor) and not described.is_contiguous()
+            if strided and not traits.is_view and node.meta["val"].is_contiguous():
+                return True
+            queue.append(operand)
+    return False
 
 
 _RECURRENT_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default

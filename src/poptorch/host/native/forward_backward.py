@@ -192,7 +192,10 @@ def _compute_once(joint: fx.GraphModule) -> None:
 
 
 def _mark_forward(joint: fx.GraphModule, outputs: int) -> None:
-    """Tell the partitioner which operations the first outputs need; all others belong to the backward pass."""
+    """Tell the partitioner which operations the first outputs need; all others belong to the backward pass.
+
+    It takes everything before the last of them for forward, so they come first.
+    """
     joint.graph.eliminate_dead_code()
     values = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
     queue = [v for v in values[:outputs] if isinstance(v, fx.Node)]
@@ -201,6 +204,12 @@ def _mark_forward(joint: fx.GraphModule, outputs: int) -> None:
         if "partitioner_tag" not in node.meta:
             node.meta["partitioner_tag"] = "is_forward"
             queue += node.all_input_nodes
+    operations = [n for n in joint.graph.nodes if n.op not in ("placeholder", "output")]
+    first_of_backward = next((n for n in operations if "partitioner_tag" not in n.meta), None)
+    if first_of_backward is not None:
+        for node in operations:
+            if "partitioner_tag" in node.meta:
+                first_of_backward.prepend(node)
 
 
 def _position(placeholder: fx.Node) -> int:

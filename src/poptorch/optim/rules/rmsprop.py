@@ -28,7 +28,7 @@ class RMSpropRule(Rule):
         """``Accl1`` averages squares, ``Accl2`` gradients (centred form), ``Accl3`` is momentum."""
         squares = zeros_like(params, self.second_type)
         if self.tf_variant:
-            torch._foreach_add_(squares, 1.0)
+            shift_(squares, 1.0)  # a group may have nothing to update
         state = {"Accl1": squares}
         if self.centered:
             state["Accl2"] = zeros_like(params, self.first_type)
