@@ -98,13 +98,18 @@ class _Stub:
 
 
 def _zeros(leaf: Any) -> Any:
-    return _Stub(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+    return _Stub(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else _setting(leaf)
+
+
+def _setting(leaf: Any) -> Any:
+    """An argument that is no tensor; types that it names are those of the stand-ins."""
+    return _COMPUTED_AS.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
 
 def _tiny(leaf: Any) -> Any:
     """A stand-in of the same rank and type; of the same shape, too, where that is small already."""
     if not isinstance(leaf, torch.Tensor):
-        return leaf
+        return _setting(leaf)
     return _Stub(leaf.shape if leaf.numel() <= _SMALL else [min(size, 2) for size in leaf.shape], leaf.dtype)
 
 
