@@ -43,6 +43,9 @@ class CaptureContext:
     placement: Placement | None = field(default_factory=Placement)
     """``None`` means that a scoped block was left and no other was entered: recording an op is an error."""
 
+    unplaced: str | None = None
+    """The open block, if no IPU is known for it."""
+
     block_starts: list[Placement] = field(default_factory=list)
     """Every placement that was entered, in order; pipeline stages are counted from it."""
 

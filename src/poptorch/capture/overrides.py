@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from poptorch import ambient
 from poptorch.capture import strict
 from poptorch.capture.dynamic_slices import read_item
+from poptorch.capture.locations import user_location
 from poptorch.errors import createPoptorchError
 from poptorch.ops.matmul import remember_operands
 
@@ -144,11 +146,23 @@ def _ctc_loss(
     return func(log_probs, targets, *lengths, *rest, **settings)
 
 
+def _numpy(func: Callable[..., Any], tensor: Tensor, *types: Any, **settings: Any) -> Any:
+    """NumPy computes now and on the host: what it gives could not follow the inputs of later calls."""
+    if not isinstance(tensor, FakeTensor):
+        return func(tensor, *types, **settings)
+    raise createPoptorchError(
+        f"forward() makes a NumPy array of a tensor at {user_location()}. Its values are not known when the model is "
+        "compiled. Use operations of torch, or run the function on the host with poptorch.CPU."
+    )
+
+
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
 _PRODUCTS = ("matmul", "mm", "bmm")
 _BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixor", "invert")
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    Tensor.numpy: _numpy,
+    Tensor.__array__: _numpy,
     **{getattr(home, name): _bitwise for home in (torch, Tensor) for name in _BITWISE},
     **{getattr(Tensor, f"__{name}__"): _bitwise for name in _BIT_OPERATORS},
     **{getattr(home, name): _product for home in (torch, Tensor) for name in _PRODUCTS},

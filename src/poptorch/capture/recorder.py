@@ -168,10 +168,7 @@ class Recorder(TorchDispatchMode):
         if placement is None and func in (OVERLAP_INPUT, OVERLAP_OUTPUT):
             placement = Placement()  # says something about an input or output, and runs nowhere
         if placement is None:
-            raise createPoptorchError(
-                f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
-                "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
-            )
+            raise _not_placed(func, source, context.unplaced)
         if not context.block_starts and traits_of(func).kind not in _NO_LAYERS:
             context.leading = True
         return OpInfo(
@@ -232,6 +229,18 @@ class Recorder(TorchDispatchMode):
         )
         warnings.warn(message, UserWarning, stacklevel=2)
         return value
+
+
+def _not_placed(func: Any, source: SourceLocation | None, block: str | None) -> Exception:
+    if block is not None:
+        return createPoptorchError(
+            f"No active Block: {func} at {source} is in block {block!r}, for which no IPU is known. Phases have no "
+            "IPUs of their own: give the block an ipu_id, or name the IPU with Stage.ipu() or Phase.ipus()."
+        )
+    return createPoptorchError(
+        f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
+        "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
+    )
 
 
 def is_tracked(value: Any) -> bool:

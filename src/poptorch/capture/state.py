@@ -82,10 +82,11 @@ def replaced(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Iterat
     """
     for entry, stand_in in zip(entries, stand_ins, strict=True):
         _fill(entry, stand_in)
+    memory = [stand_in.untyped_storage()._cdata for stand_in in stand_ins]
     problem: Exception | None = None
     try:
         yield
-        problem = _first_rebinding(entries, stand_ins)
+        problem = _first_rebinding(entries, stand_ins) or _first_exchange(entries, stand_ins, memory)
     finally:
         for entry in entries:
             _fill(entry, entry.tensor)
@@ -208,6 +209,19 @@ def _first_rebinding(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -
                     f"This is not supported. Consider using self.{name}.copy_(src) to copy data from a "
                     "source tensor, where src is the name of the source tensor."
                 )
+    return None
+
+
+def _first_exchange(
+    entries: list[StateEntry], stand_ins: list[torch.Tensor], memory: list[int]
+) -> Exception | None:
+    """The error for a tensor of the state that ``tensor.data = other`` moved to other memory."""
+    for entry, stand_in, before in zip(entries, stand_ins, memory, strict=True):
+        if stand_in.untyped_storage()._cdata != before:
+            return createPoptorchError(
+                f"The data of {entry.kind.value.lower()} {entry.name} is replaced when calling the forward method "
+                "(.data = ...). This is not supported: copy the values into it with .copy_(), under torch.no_grad()."
+            )
     return None
 
 

@@ -7,7 +7,7 @@ import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -19,15 +19,14 @@ from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
 from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.plan import Plan
 from poptorch.compiler.request import is_offline
-from poptorch.enums import MeanReductionStrategy, OutputMode
+from poptorch.enums import OutputMode
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
 from poptorch.executor.host_weights import HostWeights, Newest
-from poptorch.executor.optimizer_link import OptimizerLink
+from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import Exported, StoredExecutable
-from poptorch.optim import SGD
 from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
@@ -75,7 +74,7 @@ class PoplarExecutor:
         self._options.Precision.autocast_policy.apply(model, self._options)
         link = None
         if training:
-            link = _optimizer_link(user_model, optimizer, self._options)
+            link = link_for(user_model, model, optimizer, self._options)
         else:
             counting.check_inference_accumulation(
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
@@ -97,6 +96,12 @@ class PoplarExecutor:
         channel = Channel(f"poptorch.{kind}")
         channel.instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
         self._trace = channel.trace()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise createPoptorchError(
+            "An executor cannot be copied or pickled: it holds a device. Save it with .save(filename) and read it with "
+            "poptorch.load(filename), or copy or pickle its .model, which has the trained weights, and wrap that."
+        )
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -272,6 +277,7 @@ class PoplarExecutor:
         if self._wrapped.link is None:
             raise createPoptorchError("setOptimizer() needs a training model: this one is for inference")
         with self._weights.unwatched():
+            check_parameters(optimizer, self._user_model, self._wrapped.captured)
             self._wrapped.link.replace(optimizer, self._weights.download_if_needed)
 
     @property
@@ -472,21 +478,6 @@ def unwrapped(model: Any) -> Any:
     True
     """
     return model._user_model if isinstance(model, PoplarExecutor) else model
-
-
-def _optimizer_link(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options) -> OptimizerLink:
-    if instrumentation.is_instrumented(model):
-        raise RuntimeError(
-            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
-            "unwrap before wrapping again."
-        )
-    instrumentation.check_buffers(model)
-    if optimizer is None:
-        optimizer = SGD(model.parameters(), lr=0.01)
-    link = OptimizerLink(optimizer, options)
-    link.connect()
-    options.Training.set(meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(link.spec.strategy))
-    return link
 
 
 def resolved_copy(options: Options, training: bool) -> Options:

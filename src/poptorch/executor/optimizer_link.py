@@ -6,19 +6,66 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
-from poptorch._logging import backend
+from poptorch._logging import backend, logger
 from poptorch.compiler.lowering import restrict
+from poptorch.enums import MeanReductionStrategy
+from poptorch.errors import createPoptorchError
+from poptorch.executor import instrumentation
 from poptorch.executor.state_names import StateNames
-from poptorch.optim import bridge
+from poptorch.optim import SGD, bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
-from poptorch.optim.replacement import check_update
+from poptorch.optim.replacement import check_members, check_update
 from poptorch.optim.spec import OptimizerSpec, describe
 from poptorch.optim.unexpected import UnexpectedAttributes
+from poptorch.options import Options
 from poptorch.program.program import Program, value_of
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.runtime.engine import Engine
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> None:
+    """Refuse an optimizer of another model; parameters that are foreign among others only deserve a word.
+
+    >>> check_parameters(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1), torch.nn.ReLU())
+    Traceback (most recent call last):
+    poptorch.errors.Error: ...
+    """
+    own = {id(parameter) for model in models for parameter in model.parameters()}
+    given = [
+        (f"parameter {position} of group {index}, of shape {list(parameter.shape)},", parameter)
+        for index, group in enumerate(optimizer.param_groups)
+        for position, parameter in enumerate(group["params"])
+    ]
+    foreign = [what for what, parameter in given if id(parameter) not in own]
+    if foreign and len(foreign) == len(given):
+        raise createPoptorchError(
+            f"The optimizer trains nothing of the model: {foreign[0]} is no parameter of it, and neither is any other. "
+            "Create the optimizer with the parameters() of the model that you wrap."
+        )
+    if foreign:
+        logger.warning("%s of the optimizer is no parameter of the model: it is not trained.", foreign[0])
+
+
+def link_for(
+    model: nn.Module, captured: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options
+) -> OptimizerLink:
+    """The link of a model that is about to be wrapped for training; without an optimizer it gets plain SGD."""
+    if instrumentation.is_instrumented(model):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
+            "unwrap before wrapping again."
+        )
+    instrumentation.check_buffers(model)
+    if optimizer is None:
+        optimizer = SGD(model.parameters(), lr=0.01)
+    link = OptimizerLink(optimizer, options)
+    check_parameters(optimizer, model, captured)
+    link.connect()
+    options.Training.set(meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(link.spec.strategy))
+    return link
 
 
 class OptimizerLink:
@@ -84,6 +131,9 @@ class OptimizerLink:
         self._engine = engine
         self._compiled = spec
         if self._compiled is None:
+            logger.warning(
+                "Nothing is trained: no parameter of the optimizer requires a gradient and takes part in the loss."
+            )
             return
         self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
         parameters = {p: names[id(p)] for g in self._compiled.groups for p in g.parameters}
@@ -155,6 +205,7 @@ class OptimizerLink:
         self._check_attributes(optimizer)
         new = describe(optimizer, self._options)
         if self._compiled is not None:
+            check_members(self.spec, new)
             new = check_update(self._compiled, restrict(new, self._used))
             if optimizer is not self.optimizer:
                 bridge.replace(self.optimizer, optimizer, self)

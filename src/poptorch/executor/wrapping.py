@@ -7,10 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from poptorch._logging import logger
 from poptorch.executor import instrumentation
 from poptorch.executor.executor import PoplarExecutor, unwrapped
 from poptorch.executor.stored import StoredExecutable
 from poptorch.options import Options
+from poptorch.options.run_time import restore_compiled
 
 
 def trainingModel(
@@ -94,7 +96,16 @@ def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None)
     stored = StoredExecutable(filename)
     exported = stored.exported()
     if edit_opts_fn is not None:
+        compiled = exported.options.clone()
         edit_opts_fn(exported.options)
+        ignored = restore_compiled(exported.options, compiled)
+        if ignored:
+            logger.warning(
+                "edit_opts_fn changed %s, with no effect: the program in %s is compiled already. Only options of the "
+                "run, such as useIpuId, count.",
+                ", ".join(ignored),
+                filename,
+            )
     executor = PoplarExecutor(exported.model, exported.options, exported.training, optimizer=exported.optimizer)
     executor.load_stored(stored, exported)
     return executor

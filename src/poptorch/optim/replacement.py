@@ -61,6 +61,18 @@ def check_update(old: OptimizerSpec, new: OptimizerSpec) -> OptimizerSpec:
     return with_variables(old, new)
 
 
+def check_members(old: OptimizerSpec, new: OptimizerSpec) -> None:
+    """Refuse parameters that the compiled program does not update."""
+    known = {id(parameter) for group in old.groups for parameter in group.parameters}
+    for index, group in enumerate(new.groups):
+        for position, parameter in enumerate(group.parameters):
+            if id(parameter) not in known:
+                raise _refused(
+                    f"Parameter {position} of group {index}, of shape {list(parameter.shape)}, was not in the "
+                    "optimizer that the model was compiled with. Call destroy() on the model, and wrap it again."
+                )
+
+
 def _check_accumulation(old: OptimizerSpec, new: OptimizerSpec) -> None:
     needs_running = new.accum_type == torch.float16 and new.type != OptimizerType.SGD1
     if needs_running and old.strategy != MeanReductionStrategy.Running:
@@ -145,13 +157,14 @@ def _difference(label: str, old: Attribute, new: Attribute, where: str) -> str:
         compiled_as = "constant" if old.is_constant else "variable"
         return (
             f"Problem with {label}. Can not replace a constant value with a non constant value. It was "
-            f"compiled as {compiled_as}{where}; variable_attrs.markAsVariable and markAsConstant "
-            "before compiling decide."
+            f"compiled as {compiled_as}{where}; with an optimizer of poptorch.optim, variable_attrs.markAsVariable and "
+            "markAsConstant before compiling decide."
         )
     if old.is_constant and old.value != new.value:
         return (
             f"Problem with {label}. Values are constant but do not match. Compiled with {old.value}, now "
-            f"{new.value}{where}; mark the attribute as variable before compiling to be able to change it."
+            f"{new.value}{where}. To change it, call destroy() on the model and wrap it again; with an optimizer of "
+            "poptorch.optim, attributes that are marked as variable before compiling can change at any time."
         )
     return ""
 

@@ -62,7 +62,9 @@ class BlockMark:
         if context is not None:
             block_id = self._block_id(context)
             ipu = _checked_ipu(self.ipu_id, block_id)
-            enter(context, _strategy_of(context).place(block_id, ipu, leading=context.leading))
+            placement = _strategy_of(context).place(block_id, ipu, leading=context.leading)
+            enter(context, placement)
+            context.unplaced = str(block_id) if placement is None else None
 
     def _block_id(self, context: ambient.CaptureContext) -> Hashable:
         if self.user_id is not None and self.user_id != "":
@@ -98,7 +100,7 @@ def close() -> None:
     """Leave the open block: no operation may follow until another one starts."""
     context = ambient.current()
     if context is not None:
-        context.placement = None
+        context.placement = context.unplaced = None
 
 
 # --- Block ------------------------------------------------------------------------------------------------
