@@ -42,7 +42,6 @@ class Everything(nn.Module):
         self.calls += 1
         self.noise.normal_()
         self.child.memory = x * 2  # a plain attribute of a child
-        self.constant.add_(1)
         y, _ = self.recurrent(self.drop(self.norm(self.linear(x))))
         y = self.other(self.tied(y)) + self.frozen.float() + self.noise + self.constant
         if self.fail is not None:

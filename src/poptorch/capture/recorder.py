@@ -114,10 +114,10 @@ class Recorder(TorchDispatchMode):
             except _SHAPE_UNKNOWN:
                 raise
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise kernels.in_eager_words(func, args, kwargs, error) from None
+                raise _located(kernels.in_eager_words(func, args, kwargs, error), info.source) from None
             refusal = kernels.refusal(func, args, kwargs)
             if refusal is not None:
-                raise type(refusal)(f"{refusal} (at {info.source})") from None
+                raise _located(refusal, info.source) from None
             return result
 
         return run
@@ -241,6 +241,12 @@ def _not_placed(func: Any, source: SourceLocation | None, block: str | None) -> 
         f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
         "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
     )
+
+
+def _located(error: Exception, source: SourceLocation | None) -> Exception:
+    """An error of torch with the user's line; errors of other kinds may need more than a text, and stay as they are."""
+    plain = type(error) in (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+    return type(error)(f"{error} (at {source})") if plain and source is not None else error
 
 
 def is_tracked(value: Any) -> bool:
