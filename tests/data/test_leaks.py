@@ -32,8 +32,9 @@ def cycle(number: int, **kwargs: Any) -> None:
         (6, 2, SharingStrategy.ForkServer),
         (2, 0, SharingStrategy.SharedMemory),
         (2, 0, SharingStrategy.FileSystem),
-        pytest.param(200, 0, SharingStrategy.ForkServer, marks=pytest.mark.slow),
-        pytest.param(200, 2, SharingStrategy.Fork, marks=pytest.mark.slow),
+        (6, 2, SharingStrategy.Fork),
+        pytest.param(200, 0, SharingStrategy.ForkServer, marks=pytest.mark.exhaustive),  # one leak in 20 cycles shows
+        pytest.param(200, 2, SharingStrategy.Fork, marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize("mode", [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched])
