@@ -10,6 +10,7 @@ import torch
 from poptorch._logging import backend
 from poptorch.compiler.lowering import restrict
 from poptorch.executor.state_names import StateNames
+from poptorch.executor.turns import Turns, in_turn
 from poptorch.optim import bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
@@ -24,7 +25,8 @@ from poptorch.runtime.engine import Engine
 class OptimizerLink:
     """Keeps the user's optimizer object and the compiled update in step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, options: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, options: Any, turns: Turns) -> None:
+        self._turns = turns
         self.optimizer = optimizer
         self._options = options
         self.spec: OptimizerSpec = describe(optimizer, options)
@@ -43,12 +45,14 @@ class OptimizerLink:
 
     # -- the state bridge: what the optimizer asks of us ---------------------------------------------------------
 
+    @in_turn
     def read_state(self) -> dict[str, torch.Tensor]:
         """Copies of the optimizer state on the device."""
         if self._engine is None or self._compiled is None:
             return {}
         return self._names.to_host(self._device_state(), self._compiled, self._engine.optimizer_state)
 
+    @in_turn
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""
         return {name: tensor.clone() for name, tensor in self._params.items()}
@@ -155,10 +159,10 @@ class OptimizerLink:
                     if not torch.equal(hyper[scalar].to(loaded.dtype), loaded.reshape(hyper[scalar].shape)):
                         hyper[scalar].copy_(loaded)
 
-    def ran(self) -> None:
-        """The device has newer state than the host."""
+    def runs(self) -> None:
+        """The device begins to run: from now on it may have newer state than the host."""
         if self._compiled is not None:
-            bridge.after_run(self.optimizer)
+            bridge.before_run(self.optimizer)
 
     def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""

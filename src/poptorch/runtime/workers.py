@@ -56,6 +56,9 @@ class _Run:
     inside: int = 0
     """Workers that are still running tasks of this graph."""
 
+    caller: int = field(default_factory=lambda: thread_served())
+    """The thread that waits for the graph to be run."""
+
     def __post_init__(self) -> None:
         self._successors = self.graph.successors()
         self._waiting = [len(w) for w in self.graph.waits_for]
@@ -205,15 +208,30 @@ class WorkerPool:
                     generation = self._generation
                     run = self._run
                 if run is not None:
+                    _inside.caller = run.caller
                     run.work(worker)
+                    _inside.caller = None
                 del run  # what the tasks hold must not outlive the call
 
 
 class _Inside(threading.local):
     worker: int | None = None
+    caller: int | None = None
+    """The thread that waits for the work of this one."""
 
 
 _inside = _Inside()
+
+
+def thread_served() -> int:
+    """The thread whose call the current one works for: itself, or for a worker the one that waits for its work.
+
+    >>> thread_served() == threading.get_ident()
+    True
+    """
+    return threading.get_ident() if _inside.caller is None else _inside.caller
+
+
 _pools: dict[tuple[int, int], WorkerPool] = {}
 _pools_lock = threading.Lock()
 
