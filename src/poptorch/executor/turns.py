@@ -52,7 +52,10 @@ class Turns:
         current = self._current
         if current is None:
             return False
-        return current.lock._is_owned() or current.thread == thread_served()  # type: ignore[attr-defined]
+        if current.lock._is_owned():  # type: ignore[attr-defined]
+            return True
+        served = thread_served()  # a thread that is waiting for us, so it has not left its place
+        return served != threading.get_ident() and served == current.thread
 
     def take(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function when it is this caller's turn."""
