@@ -471,6 +471,17 @@ class TestTracing:
 
 
 class TestNormalisation:
+    @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40])
+    def test_integers_beyond_32_bits_are_mentioned_once_for_each_input(self, value, caplog):
+        executor = wrap(lambda x, y: x + y)
+        fitting = torch.tensor([2**31 - 1, -(2**31)])
+        executor(fitting, torch.zeros_like(fitting))
+        assert "32 bits" not in caplog.text
+        for _ in range(2):
+            executor(torch.zeros_like(fitting), torch.tensor([0, value]))
+        assert caplog.text.count("has values that do not fit into 32 bits") == 1
+        assert str(value) in caplog.text
+
     def test_non_contiguous_inputs_give_the_native_result_and_one_warning(self, caplog):
         x = torch.arange(24.0).view(2, 3, 4)
         values = [x.transpose(0, 2), x[:, ::2], x[..., 1], x[:, :1].expand(2, 3, 4), torch.arange(6.0)[::2]]

@@ -11,6 +11,7 @@ from torch import nn
 import poptorch
 from poptorch.executor import instrumentation
 from poptorch.executor.host_weights import HostWeights, Newest
+from poptorch.executor.turns import Turns
 
 
 class Memory:
@@ -39,7 +40,7 @@ class Holder:
     def __init__(self, model: nn.Module, options: poptorch.Options | None = None, *, training: bool = False) -> None:
         self.memory = Memory()
         plain = instrumentation.plain_shallow_copy(model)
-        self.weights = HostWeights(plain, model, options or poptorch.Options(), self)
+        self.weights = HostWeights(plain, model, options or poptorch.Options(), self, Turns())
         self.weights.open(overlay=training)
         if training:
             instrumentation.instrument(model, self.weights, self)
@@ -54,7 +55,7 @@ class Holder:
 
     def train(self) -> None:
         self.memory.tensors["weight"].add_(1.0)
-        self.weights.trained()
+        self.weights.trains()
 
 
 @pytest.fixture
@@ -153,6 +154,6 @@ def test_the_weights_of_a_collected_executor_stay_as_they_are(model):
     holder = Holder(model, training=True)
     weights = holder.weights
     weights.upload(holder.memory)
-    weights.trained()
+    weights.trains()
     del holder
     assert not weights.download_if_needed()

@@ -57,7 +57,7 @@ class SmallExecutor:
         self.upload()
         params = [[p.detach() for p in group.parameters] for group in self.spec.groups]
         self.spec.update_(params, [grads], self.states, self.spec.hyper())
-        bridge.after_run(self.optimizer)
+        bridge.before_run(self.optimizer)
 
     def set_optimizer(self, new):
         spec = check_update(self.spec, describe(new, None))

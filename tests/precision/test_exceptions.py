@@ -39,6 +39,11 @@ CASES = {
     "comparison of tensors": (torch.gt, ([1.0], [NAN]), "comparison with NaN"),
     "overflow": (torch.exp, ([3800.0, 4203.0],), "overflow in operation 'exp'"),
     "overflow of a cast": (lambda x: x.half(), ([70000.0],), "overflow"),
+    "division by zero beside a NaN": (torch.div, ([1.0, 1.0], [0.0, NAN]), "division by zero in operation 'div'"),
+    "overflow beside a NaN": (torch.add, ([3e38, NAN], [3e38, 0.0]), "overflow in operation 'add'"),
+    "overflow beside an infinity": (torch.mul, ([3e38, INF], [3e38, 1.0]), "overflow in operation 'mul'"),
+    "overflow beside a NaN in a row": (torch.mul, ([[3e38], [NAN]], [3e38, 1.0]), "overflow in operation 'mul'"),
+    "square root beside a NaN": (torch.sqrt, ([-1.0, NAN],), "invalid operation .* in operation 'sqrt'"),
 }
 
 
@@ -103,6 +108,13 @@ ACTIVATIONS = [
 def test_activations_of_large_numbers_are_fine(layer: nn.Module) -> None:
     x = torch.tensor([10.0, 100.0, 1000.0])
     assert wrapped(lambda x: layer(x))(x).isfinite().all()
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+def test_what_comes_in_with_the_inputs_passes_quietly(value: float) -> None:
+    x = torch.tensor([1.0, value])
+    for function in (lambda x: x, lambda x: x + 1, torch.relu, torch.sum, lambda x: x.half(), lambda x: 2 * x[None]):
+        assert torch.equal(wrapped(function)(x).isfinite(), function(x).isfinite())
 
 
 def test_masks_with_infinities_are_fine() -> None:

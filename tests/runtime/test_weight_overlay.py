@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import tempfile
 
@@ -71,6 +72,24 @@ class Pair:
 def pair(monkeypatch):
     monkeypatch.setattr(weight_overlay, "_WORTHWHILE", 1)
     return Pair()
+
+
+def test_processes_that_fork_meanwhile_restore_their_own_copies() -> None:
+    tries, size = 10, 1 << 18
+    for attempt in range(tries):
+        expected = [torch.full((size,), float(attempt + i)) for i in range(4)]
+        host, device = [t.clone() for t in expected], [torch.zeros(size) for _ in expected]
+        overlay = weight_overlay.WeightOverlay(possible=True)
+        overlay.begin(zip(host, device, strict=True))
+        assert all(weight_overlay.is_overlaid(t) for t in host)
+        child = os.fork()
+        overlay.end(keep=False)
+        right = all(torch.equal(one, other) for one, other in zip(host, expected, strict=True))
+        if not child:
+            os._exit(0 if right else 1)
+        assert right
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print(f"{tries} forks")
 
 
 def matrices() -> int:

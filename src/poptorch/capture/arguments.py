@@ -38,6 +38,7 @@ SUPPORTED_DTYPES = frozenset(
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     }
 )  # fmt: skip
+_INT32 = torch.iinfo(torch.int32)
 _NARROWED = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -378,8 +379,24 @@ class InputNormaliser:
         if not tensor.is_contiguous():
             self._warn_once("contiguous", f"Input tensor {path} is not contiguous. It is copied on every call.")
             tensor = tensor.contiguous()
+        if tensor.dtype is torch.int64:
+            self._warn_about_width(tensor, path)
         narrow = _NARROWED.get(tensor.dtype)
         return tensor if narrow is None else tensor.to(narrow)
+
+    def _warn_about_width(self, tensor: torch.Tensor, path: str) -> None:
+        """Say once for each input that its values are beyond the integers of the device."""
+        key = f"width of {path}"
+        if key in self._warned or not has_values(tensor):
+            return
+        smallest, largest = torch.aminmax(tensor)
+        if smallest < _INT32.min or largest > _INT32.max:
+            self._warn_once(
+                key,
+                f"Input tensor {path} has values that do not fit into 32 bits, from {int(smallest)} to {int(largest)}. "
+                "The device has no wider integers: they lose their upper bits there or in the results. Pass values "
+                f"between {_INT32.min} and {_INT32.max}, or split them into two tensors.",
+            )
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:

@@ -73,6 +73,8 @@ class Recorder(TorchDispatchMode):
         self._last: fx.Node | None = None
         self._frozen_at: set[SourceLocation | None] = set()
         self._copies: dict[int, _Copy] = {}
+        self._hooks: list[Any] = []
+        """Handles of the hooks on autograd nodes. A hook leads to the recorder and the graph, so none may stay."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -147,6 +149,8 @@ class Recorder(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        while self._hooks:
+            self._hooks.pop().remove()
         with kernels.ordinary_execution():
             for known in self._copies.values():
                 known.copy.copy_(known.original)  # what the graph holds as a constant is the value before any write
@@ -207,7 +211,7 @@ class Recorder(TorchDispatchMode):
         for node in nodes:
             info = self._by_sequence.get(node._sequence_nr())
             if info is not None:
-                node.register_prehook(self._placing(info.but(sweep=Sweep.BACKWARD)))
+                self._hooks.append(node.register_prehook(self._placing(info.but(sweep=Sweep.BACKWARD))))
 
     def _placing(self, info: OpInfo) -> Any:
         def hook(gradients: Any) -> None:

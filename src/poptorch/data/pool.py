@@ -14,7 +14,9 @@ import os
 import pickle
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -27,15 +29,15 @@ from poptorch.data.ring import aligned, anonymous_file
 _FREE, _LEASED, _RETIRED = 0, 1, 2
 _MAPPED_AT, _STATES_AT = 0, 64
 _HEADER_BYTES = 4096
-_SPARE_SLOTS = 4
-"""Beyond what is on its way: the batch in use, the one before it, and the one being made."""
+_SPARE_SLOTS = 5
+"""Beyond what is on its way: the batch in use, the two before it, and the one being made."""
 
 
 def slots_for(prefetch_factor: int | None) -> int:
     """How many slots a worker's pool has.
 
     >>> slots_for(2)
-    6
+    7
     """
     return min((prefetch_factor or 0) + _SPARE_SLOTS, _HEADER_BYTES - _STATES_AT)
 
@@ -214,36 +216,50 @@ class _MappedPool:
         self.memory[_MAPPED_AT] = 1
         self.leases: dict[int, _Lease] = {}
 
+    def free_unused(self) -> None:
+        """Give back the slots whose last tensor has gone."""
+        for number, lease in list(self.leases.items()):
+            if lease.is_over:
+                del self.leases[number]
+                self.memory[_STATES_AT + number] = _FREE
+
     def retire_leases(self) -> None:
         """Never free what is in use now: a process that is being forked may use it for longer than this one."""
+        self.free_unused()
         for number in list(self.leases):
             self.memory[_STATES_AT + number] = _RETIRED
-            self.leases.pop(number).retired = True
+            del self.leases[number]
 
 
 class _Lease:
-    """Frees a slot when the last tensor in it has gone."""
+    """Knows when the last tensor in a slot has gone.
 
-    def __init__(self, pool: _MappedPool, number: int) -> None:
-        self._pool, self._number = pool, number
-        self._pid = os.getpid()
-        self._open = 1  # this one is closed when the batch is complete
+    Tensors go at any time, also in the middle of somebody else's work, where no Python of ours may run: a Ctrl-C that
+    arrives in the callback of a weak reference is lost. So the callback is the ``append`` of a deque, which is no
+    Python, and slots are given back when the next batch is opened.
+    """
+
+    def __init__(self) -> None:
+        self._gone: deque[Any] = deque()
         self._references: list[Any] = []
-        self.retired = False
-        pool.leases[number] = self
+        self._complete = False
 
-    def tensor(self, place: int, size: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(
+        self, pool: _MappedPool, place: int, size: int, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         # The tensor's storage keeps this very object, so the storage has gone when the object has.
-        part = memoryview(self._pool.memory)[place : place + size]
-        self._open += 1
-        self._references.append(weakref.ref(part, self.close))
+        part = memoryview(pool.memory)[place : place + size]
+        self._references.append(weakref.ref(part, self._gone.append))
         return torch.frombuffer(part, dtype=torch.uint8).view(dtype).view(shape)
 
-    def close(self, _: Any = None, getpid: Callable[[], int] = os.getpid) -> None:
-        self._open -= 1
-        if self._open == 0 and not self.retired and getpid() == self._pid:
-            self._pool.leases.pop(self._number, None)
-            self._pool.memory[_STATES_AT + self._number] = _FREE
+    def completed(self) -> None:
+        """All tensors of the batch are there."""
+        self._complete = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there will be no more tensors, and none is left."""
+        return self._complete and len(self._gone) == len(self._references)
 
 
 _pools: dict[bytes, _MappedPool] = {}
@@ -258,16 +274,19 @@ def _open_shipment(key: bytes, worker_pid: int, number: int, payload: bytes, tic
                 _pools[key] = _MappedPool(descriptor, worker_pid)
         finally:
             os.close(descriptor)
-    lease = _opening.lease = _Lease(_pools[key], number)
+    pool = _pools[key]
+    pool.free_unused()
+    lease = pool.leases[number] = _Lease()
+    _opening.tensor = partial(lease.tensor, pool)
     try:
         return pickle.loads(payload)
     finally:
-        _opening.lease = None
-        lease.close()
+        _opening.tensor = None
+        lease.completed()
 
 
 def _tensor_at(place: int, size: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    tensor: torch.Tensor = _opening.lease.tensor(place, size, dtype, shape)
+    tensor: torch.Tensor = _opening.tensor(place, size, dtype, shape)
     return tensor
 
 

@@ -27,6 +27,7 @@ from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import Exported, StoredExecutable
+from poptorch.executor.turns import Turns, in_turn
 from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
@@ -63,6 +64,9 @@ class PoplarExecutor:
             if not isinstance(given, nn.Module):
                 raise TypeError(f"Expected a torch.nn.Module, got {type(given)}")
         assert training or optimizer is None, "Optimizer should be None for inference"
+        self._turns = Turns()
+        """Threads wait here: the executor serves one of them at a time."""
+
         self._training = training
         self._options = resolved_copy(options, training)
         self._user_model = user_model
@@ -74,7 +78,7 @@ class PoplarExecutor:
         self._options.Precision.autocast_policy.apply(model, self._options)
         link = None
         if training:
-            link = link_for(user_model, model, optimizer, self._options)
+            link = link_for(user_model, model, optimizer, self._options, self._turns)
         else:
             counting.check_inference_accumulation(
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
@@ -85,7 +89,7 @@ class PoplarExecutor:
             own = instrumentation.shallow_copy(model)
             self._model = own if user_model is model else user_model
             captured = instrumentation.plain_view(own)
-        self._weights = HostWeights(captured, user_model, self._options, self)
+        self._weights = HostWeights(captured, user_model, self._options, self, self._turns)
         self._wrapped = Wrapped(user_model, captured, self._options, self._weights, link)
         self._signature = Signature(captured.forward)
         if training:
@@ -150,6 +154,7 @@ class PoplarExecutor:
             raise createPoptorchError("Model has not been compiled or has been destroyed.")
         return self._session
 
+    @in_turn
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile the model for arguments like these, and load it on the device.
 
@@ -190,15 +195,18 @@ class PoplarExecutor:
             instrumentation.instrument(self._user_model, self._weights, self)
             link.connect()
 
+    @in_turn
     def attachToDevice(self) -> None:
         """Reserve a device for the compiled program and load everything on it."""
         assert not self._offline, "Trying to attach to an offline device"
         self._compiled().attach()
 
+    @in_turn
     def detachFromDevice(self) -> None:
         """Bring everything to the host and release the device; the compiled program is kept."""
         self._compiled().detach()
 
+    @in_turn
     def destroy(self) -> None:
         """Release program and device; for training, leave the trained weights in the user's model and unwrap it."""
         session = self._session
@@ -234,7 +242,9 @@ class PoplarExecutor:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
-        call = self._bind(args, kwargs)
+        return self._turns.take(self._run, self._bind(args, kwargs))
+
+    def _run(self, call: BoundCall) -> Any:
         session = self._session
         if session is None:
             session = self._compile(call)
@@ -247,18 +257,22 @@ class PoplarExecutor:
 
     # -- weights -------------------------------------------------------------------------------------------------
 
+    @in_turn
     def copyWeightsToDevice(self) -> None:
         """Overwrite the device's parameters and buffers with the host's; training not yet fetched is lost."""
         self._compiled().upload_weights()
 
+    @in_turn
     def copyWeightsToHost(self) -> None:
         """Overwrite the host's parameters and buffers with the device's."""
         self._compiled().download_weights()
 
+    @in_turn
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Fetch weights if the device trained since the last time; tells whether it did."""
         return self._weights.download_if_needed()
 
+    @in_turn
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """Load into the user's model and, if attached, onto the device."""
         result = self._weights.load_state_dict(self._model, state_dict, strict)
@@ -266,12 +280,14 @@ class PoplarExecutor:
             self.copyWeightsToDevice()
         return result
 
+    @in_turn
     def copyNamedBuffersToDevice(self) -> None:
         """Refresh the buffers declared with ``Options.updatableNamedBuffers`` from the host, and nothing else."""
         self._compiled().upload_buffers()
 
     # -- optimizer and random numbers ----------------------------------------------------------------------------
 
+    @in_turn
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Replace the optimizer, or re-read the attributes of the current one."""
         if self._wrapped.link is None:
@@ -281,11 +297,13 @@ class PoplarExecutor:
             self._wrapped.link.replace(optimizer, self._weights.download_if_needed)
 
     @property
+    @in_turn
     def rng_state(self) -> list[int] | None:
         """Seed and position of the device's random numbers."""
         return self._compiled().rng_state
 
     @rng_state.setter
+    @in_turn
     def rng_state(self, state: Sequence[int]) -> None:
         session, words = self._compiled(), list(state)
         if not words or not all(isinstance(word, int) for word in words):
@@ -296,6 +314,7 @@ class PoplarExecutor:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
+    @in_turn
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
         """Write the compiled program to a file, which :func:`poptorch.load` and :meth:`loadExecutable` read.
 
@@ -314,6 +333,7 @@ class PoplarExecutor:
         session = self._compiled()
         saving.save(session, self.model, filename, export_model=export_model, save_rng_state=save_rng_state)
 
+    @in_turn
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """Compile for arguments like these, then :meth:`save`. Needs no device if the options ask for an offline
         target.
@@ -326,6 +346,7 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
+    @in_turn
     def loadExecutable(self, filename: str) -> None:
         """Take the program from a file instead of compiling it.
 
@@ -339,6 +360,7 @@ class PoplarExecutor:
             )
         self.load_stored(StoredExecutable(filename))
 
+    @in_turn
     def load_stored(self, stored: StoredExecutable, exported: Exported | None = None) -> None:
         """Take the program from an open file; of one that ``exported`` came from, everything else too."""
         if exported is not None:

@@ -19,6 +19,7 @@ from poptorch.enums import CommGroupType, ConnectionType, VariableRetrievalMode
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
 from poptorch.executor.outputs import ParameterView
+from poptorch.executor.turns import Turns
 from poptorch.options import Options
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.runtime.weight_overlay import WeightOverlay, end_overlays
@@ -70,12 +71,16 @@ class HostWeights:
     from and to the memory of its engine.
     """
 
-    def __init__(self, model: nn.Module, user_model: nn.Module, options: Options, copier: Copier) -> None:
+    def __init__(
+        self, model: nn.Module, user_model: nn.Module, options: Options, copier: Copier, turns: Turns
+    ) -> None:
         self._model = model
         self._user_model = user_model
         self._options = options
+        self.turns = turns
         self._copier = weakref.ref(copier)
         self._newest = Newest.HOST
+        self._complete = True
         self._version = next(_versions)
         self._followed: int | None = None
         """Which version of a training executor's weights was uploaded last."""
@@ -98,14 +103,14 @@ class HostWeights:
 
     def open(self, *, overlay: bool) -> None:
         """A program was compiled; ``overlay`` says whether its weights may lie in the host's memory."""
-        self._overlay = WeightOverlay(overlay)
+        self._overlay = WeightOverlay(overlay, self.turns.take)
 
     def close(self) -> None:
         """The program is gone."""
         self._overlay = None
 
-    def trained(self) -> None:
-        """The device has updated its weights."""
+    def trains(self) -> None:
+        """The device is about to update its weights."""
         self._newest = Newest.DEVICE
 
     def end_overlay(self) -> None:
@@ -162,6 +167,10 @@ class HostWeights:
 
     def looked_at(self) -> None:
         """A watched tensor or model is used: the user must see what the device has learned."""
+        if self._newest is Newest.DEVICE:
+            self.turns.take(self._look)
+
+    def _look(self) -> None:
         if self._watched:
             self.download_if_needed()
 
@@ -178,18 +187,32 @@ class HostWeights:
 
     def upload(self, memory: WeightsOnDevice) -> None:
         """Overwrite the device's parameters and buffers; training that was not downloaded is lost."""
+        trainer = self._trainer()
+        if trainer is None:
+            self._upload(memory)
+        else:  # whose calls change the values that are read here
+            trainer.turns.take(self._upload, memory)
+
+    def _upload(self, memory: WeightsOnDevice) -> None:
         if self._options.connection_type != ConnectionType.Never:
             backend.debug("Writing weights from host to IPU memory.")
-        self._newest = Newest.HOST
+        self._complete = False
         with self.unwatched():
             self.fetch_from_trainer()
             with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                 tensors = self.tensors()
                 self.end_overlay()
                 end_overlays(tensors.values())
+                self._newest = Newest.HOST
                 for name, grouping in self._groups.items():
                     tensors[name] = grouping.to_device(tensors[name])
                 memory.upload(tensors)
+        self._complete = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the latest upload came to its end: one that was interrupted has to be done again."""
+        return self._complete
 
     def upload_buffers(self, memory: WeightsOnDevice) -> None:
         """Refresh the buffers that the options declare updatable, and nothing else."""
@@ -213,8 +236,6 @@ class HostWeights:
     def download(self, memory: WeightsOnDevice) -> None:
         """Overwrite the host's parameters and buffers."""
         backend.debug("Writing weights from IPU to host.")
-        # Set first: writing to the user's tensors looks at them.
-        self._newest = Newest.HOST
         # Weights may be looked at, or an executor be dropped, while another model is being captured.
         with self.unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             host = self.tensors()
@@ -229,7 +250,8 @@ class HostWeights:
                     if tensor.shape != value.shape:  # one row for each group becomes one for each replica
                         tensor.data = tensor.new_empty(value.shape)
                 tensor.copy_(value)
-        self._version = next(_versions)
+        # Last: until then others wait for their turn, and a copy that was interrupted is done again.
+        self._newest, self._version = Newest.HOST, next(_versions)
 
     def download_if_needed(self) -> bool:
         """Fetch weights if the device trained since the last time; tells whether it did."""
@@ -276,9 +298,14 @@ class HostWeights:
 
         Tells whether this is news for the device: whether it is another version than the last that was uploaded.
         """
-        trainer = instrumentation.watcher_of(self._user_model)
-        if trainer is None or trainer is self:
+        trainer = self._trainer()
+        if trainer is None:
             return False
         trainer.download_if_needed()
         newer, self._followed = trainer.version != self._followed, trainer.version
         return newer
+
+    def _trainer(self) -> instrumentation.Watcher | None:
+        """The weights of another executor, which trains the same model."""
+        watcher = instrumentation.watcher_of(self._user_model)
+        return None if watcher is self else watcher

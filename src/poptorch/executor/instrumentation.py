@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from poptorch.errors import createPoptorchError
+from poptorch.executor.turns import Turns
 
 _MARK = "_poptorch_watcher"
 _EXECUTOR = "_poptorch_executor"
@@ -25,6 +26,10 @@ _EXECUTOR = "_poptorch_executor"
 
 class Watcher(Protocol):
     """The weights of a wrapped model, as far as its watched tensors know them."""
+
+    @property
+    def turns(self) -> Turns:
+        """Where threads wait for the executor."""
 
     @property
     def version(self) -> int:

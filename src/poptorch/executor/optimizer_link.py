@@ -14,6 +14,7 @@ from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
 from poptorch.executor.state_names import StateNames
+from poptorch.executor.turns import Turns, in_turn
 from poptorch.optim import SGD, bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
@@ -50,7 +51,11 @@ def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> No
 
 
 def link_for(
-    model: nn.Module, captured: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options
+    model: nn.Module,
+    captured: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    options: Options,
+    turns: Turns,
 ) -> OptimizerLink:
     """The link of a model that is about to be wrapped for training; without an optimizer it gets plain SGD."""
     if instrumentation.is_instrumented(model):
@@ -61,7 +66,7 @@ def link_for(
     instrumentation.check_buffers(model)
     if optimizer is None:
         optimizer = SGD(model.parameters(), lr=0.01)
-    link = OptimizerLink(optimizer, options)
+    link = OptimizerLink(optimizer, options, turns)
     check_parameters(optimizer, model, captured)
     link.connect()
     options.Training.set(meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(link.spec.strategy))
@@ -71,7 +76,8 @@ def link_for(
 class OptimizerLink:
     """Keeps the user's optimizer object and the compiled update in step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, options: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, options: Any, turns: Turns) -> None:
+        self._turns = turns
         self.optimizer = optimizer
         self._options = options
         self.spec: OptimizerSpec = describe(optimizer, options)
@@ -90,12 +96,14 @@ class OptimizerLink:
 
     # -- the state bridge: what the optimizer asks of us ---------------------------------------------------------
 
+    @in_turn
     def read_state(self) -> dict[str, torch.Tensor]:
         """Copies of the optimizer state on the device."""
         if self._engine is None or self._compiled is None:
             return {}
         return self._names.to_host(self._device_state(), self._compiled, self._engine.optimizer_state)
 
+    @in_turn
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""
         return {name: tensor.clone() for name, tensor in self._params.items()}
@@ -195,10 +203,10 @@ class OptimizerLink:
         bridge.write_state(self._device_state(), self._params, fitting)
         bridge.uploaded(self.optimizer)
 
-    def ran(self) -> None:
-        """The device has newer state than the host."""
+    def runs(self) -> None:
+        """The device begins to run: from now on it may have newer state than the host."""
         if self._compiled is not None:
-            bridge.after_run(self.optimizer)
+            bridge.before_run(self.optimizer)
 
     def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""

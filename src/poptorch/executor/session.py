@@ -73,8 +73,8 @@ class RandomState:
         self._moved = False
         """Whether the device has drawn numbers since the host asked."""
 
-    def moved(self) -> None:
-        """The device has run."""
+    def moves(self) -> None:
+        """The device begins to run."""
         self._moved = True
 
     def read(self) -> list[int] | None:
@@ -275,6 +275,8 @@ class Session:
         given = layout.tensors_of(call)
         if self._interface.written_inputs:
             self._interface.check_same(given)
+        if not wrapped.weights.is_complete:
+            self._upload()
         if wrapped.link is not None:
             with wrapped.weights.unwatched():
                 wrapped.link.upload(wrapped.weights.download_if_needed)
@@ -285,9 +287,22 @@ class Session:
             self._count_towards_native(after)
         if wrapped.link is not None:
             wrapped.weights.overlay_if_unused(self.engine)
-        results = self.engine.run(inputs)
+        self._device_changes()
+        with wrapped.weights.unwatched():  # host operations of the model may look at it in the middle of a step
+            results = self.engine.run(inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def _device_changes(self) -> None:
+        """What the device holds is newer than what the host has from here on, however the call ends.
+
+        A call that fails in its third device iteration has updated the weights twice, and one that is interrupted may
+        have changed some of them. So this is said before, and not after, the call.
+        """
+        self._random.moves()
+        if self.wrapped.link is not None:
+            self.wrapped.weights.trains()
+            self.wrapped.link.runs()
 
     def _count_towards_native(self, after: int) -> None:
         """After as many calls as the program itself fixes, compile it to native code.
@@ -321,11 +336,7 @@ class Session:
             original, used = given[index], inputs[index]
             if original is not used and original.is_contiguous():
                 original.detach().copy_(used)
-        self._random.moved()
         self._has_run = True
-        if self.wrapped.link is not None:
-            self.wrapped.weights.trained()
-            self.wrapped.link.ran()
 
     def _rebuild(self, results: Sequence[torch.Tensor]) -> Any:
         interface = self._interface

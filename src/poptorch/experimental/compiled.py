@@ -16,6 +16,7 @@ from poptorch.executor.executor import resolved_copy
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import StoredExecutable
+from poptorch.executor.turns import Turns, in_turn
 from poptorch.options import Options
 
 
@@ -71,7 +72,8 @@ class CompiledCode:
         front_end: FrontEnd,
         filename: str | None = None,
     ) -> None:
-        weights = HostWeights(module, module, options, self)
+        self._turns = Turns()
+        weights = HostWeights(module, module, options, self, self._turns)
         wrapped = Wrapped(module, module, options, weights, None, front_end=front_end)
         stored = None if filename is None else StoredExecutable(filename)
         if stored is not None:
@@ -86,6 +88,7 @@ class CompiledCode:
         """The host's tensors are those of the start: state stays on the device."""
         logger.debug("The state of captured code stays on the device")
 
+    @in_turn
     def run(self, call: BoundCall) -> Any:
         """The results of one call. The caller's tensors are not changed, whatever the code does to its inputs."""
         inputs = list(call.positional)
@@ -94,14 +97,17 @@ class CompiledCode:
         with torch.inference_mode(False):
             return self.session.run(BoundCall(call.names, tuple(inputs), {}))
 
+    @in_turn
     def state(self) -> dict[str, torch.Tensor]:
         """What the device has, by name; copies."""
         return {name: value.clone() for name, value in self.session.engine.download().items()}
 
+    @in_turn
     def set_state(self, state: dict[str, torch.Tensor]) -> None:
         """Overwrite what the device has. Names without a value keep theirs."""
         self.session.engine.upload({**self.session.engine.download(), **state})
 
+    @in_turn
     def release(self) -> None:
         """Free the device."""
         self.session.release()

@@ -71,9 +71,14 @@ class Optimizer(torch.optim.Optimizer):
                 "it: call state_dict() while the model is alive."
             )
         logger.debug("Writing optimiser state tensors from IPU to host.")
-        self._device_state = {"ipu_state": bridge.read_state(), "ipu_param": bridge.read_params()}
-        self._params_are_loaded = False
+        # Before reading: a call of the model that another thread begins meanwhile makes the copy outdated again.
         self.host_state_is_dirty = False
+        try:
+            self._device_state = {"ipu_state": bridge.read_state(), "ipu_param": bridge.read_params()}
+            self._params_are_loaded = False
+        except BaseException:
+            self.host_state_is_dirty = True
+            raise
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over ``state``; its device part is uploaded before the model runs again.

@@ -20,7 +20,7 @@ compile
 attach, re-attach
     ``expect_upload(optimizer)``; write weights and hyper-parameters; *upload*.
 model call
-    *upload*; run; ``after_run(optimizer)``.
+    *upload*; ``before_run(optimizer)``; run.
 ``setOptimizer(new)``
     ``describe`` and, once compiled, ``check_update``: a refused optimizer leaves everything as it was. Then
     ``replace(old, new, self)`` if it is another object and the model compiled, else ``connect(new, self)``.
@@ -128,8 +128,8 @@ def set_params(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], *
         }  # fmt: skip
 
 
-def after_run(optimizer: torch.optim.Optimizer) -> None:
-    """The program has run: the state on the device is newer than the host's."""
+def before_run(optimizer: torch.optim.Optimizer) -> None:
+    """The program is about to run: however it ends, the state on the device is newer than the host's."""
     # Schedulers of torch warn if nobody called optimizer.step() before theirs; the device has done just that.
     optimizer._opt_called = True  # type: ignore[attr-defined]
     if isinstance(optimizer, Optimizer):

@@ -166,6 +166,7 @@ class Engine:
             nonlocal updates
             self._anchor_parameters(updates, anchors, updated=True)
             updates += 1
+            random.position = first + updates * loop.gradient_accumulation  # a call that fails now has come so far
 
         def update(gradients: Gradients) -> None:
             random.position = first + (updates + 1) * loop.gradient_accumulation

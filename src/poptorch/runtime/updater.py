@@ -61,14 +61,16 @@ class Updater:
                 gradients = exchange.reduce(gradients)
         with trace.span(SpanKind.UPDATE):
             hyper = self._hyper_now()
-            if code.shards:
-                update_shards(update, code.shards, parameters, gradients, self._state, hyper)
-            else:
-                assert code.update is not None
-                weights = [[parameters[name] for name in group] for group in update.parameters]
-                values = [[gradients[name] for name in group] for group in update.parameters]
-                code.update.run(random, *flat_arguments(weights, values, self._state, hyper))
-            self._memory.changed()
+            try:
+                if code.shards:
+                    update_shards(update, code.shards, parameters, gradients, self._state, hyper)
+                else:
+                    assert code.update is not None
+                    weights = [[parameters[name] for name in group] for group in update.parameters]
+                    values = [[gradients[name] for name in group] for group in update.parameters]
+                    code.update.run(random, *flat_arguments(weights, values, self._state, hyper))
+            finally:
+                self._memory.changed()  # also if the update was interrupted after some of the weights
             self._scale.advance(exchange)
 
     def _hyper_now(self) -> Sequence[Mapping[str, torch.Tensor]]:

@@ -8,11 +8,13 @@ host's weights brings the trained ones first, as always; only then are there two
 from __future__ import annotations
 
 import ctypes
+import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import IO
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import IO, Protocol
 
 import torch
 
@@ -32,42 +34,45 @@ _FIRST_LIMIT = 3
 _ALIGNMENT = 64  # what kernels may count on in memory that torch allocated
 
 
+class Exclusively(Protocol):
+    """Calls a function while the compiled program does not run."""
+
+    def __call__(self, function: Callable[[], None], /) -> None:
+        """Wait for the end of the program's call, then call the function."""
+
+
 class _Overlaid:
-    """Host tensors whose memory the device uses, and the file with their values."""
+    """Host tensors whose memory the device uses, and the file with their values.
 
-    def __init__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]], file: IO[bytes]) -> None:
-        self._pairs = pairs
+    Whatever interrupts :meth:`begin` or :meth:`end`, a later :meth:`end` does the rest.
+    """
+
+    def __init__(self, file: IO[bytes], exclusively: Exclusively) -> None:
         self._file = file
-        for host, _ in pairs:
-            _overlaid[host.data_ptr()] = self
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        """The host's tensor, the device's, and where in the file the values are."""
 
-    @staticmethod
-    def make(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> _Overlaid | None:
-        """Let each second tensor live in the memory of the first; ``None`` if it is not worthwhile or not possible."""
-        suited = [pair for pair in pairs if _is_suited(*pair)]
-        if sum(host.nbytes for host, _ in suited) < _WORTHWHILE:
-            return None
-        try:
-            file = _file_with(host for host, _ in suited)
-        except OSError as error:
-            logger.debug("Host weights stay in memory: %s", error)
-            return None
-        for host, device in suited:
+        self.exclusively = exclusively
+
+    def begin(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Let each second tensor live in the memory of the first, whose values are in the file."""
+        place = 0
+        for host, device in pairs:
+            self._pairs.append((host, device, place))
+            _overlaid[host.data_ptr()] = self
             ctypes.memmove(host.data_ptr(), device.data_ptr(), host.nbytes)
             device.set_(host.untyped_storage(), 0, device.shape, device.stride())
-        return _Overlaid(suited, file)
+            place += host.nbytes
 
     def end(self, *, keep: bool) -> None:
         """Give the device memory of its own; the host's tensors keep the device's values, or get their own back."""
-        pairs, self._pairs = self._pairs, []
-        self._file.seek(0)
-        for host, device in pairs:
-            _overlaid.pop(host.data_ptr(), None)
+        while self._pairs:
+            host, device, place = self._pairs[-1]
             device.set_(device.clone().untyped_storage(), 0, device.shape, device.stride())
-            if keep:
-                self._file.seek(host.nbytes, 1)
-            else:
-                _read(self._file, host)
+            if not keep:
+                _read(self._file, place, host)
+            _overlaid.pop(host.data_ptr(), None)
+            self._pairs.pop()
         self._file.close()
 
 
@@ -89,10 +94,9 @@ def is_overlaid(tensor: torch.Tensor) -> bool:
 def end_overlays(tensors: Iterable[torch.Tensor]) -> None:
     """Before the memory of host tensors is read or written directly: give them their own values back."""
     with _lock:
-        if _overlaid:
-            found = {id(it): it for t in tensors if (it := _overlaid.get(t.data_ptr())) is not None}
-            for overlaid in found.values():
-                overlaid.end(keep=False)
+        found = {id(it): it for t in tensors if (it := _overlaid.get(t.data_ptr())) is not None} if _overlaid else {}
+    for overlaid in found.values():
+        overlaid.exclusively(partial(overlaid.end, keep=False))
 
 
 class CallsWithoutLook:
@@ -125,7 +129,9 @@ class CallsWithoutLook:
 class WeightOverlay:
     """Begins and ends the overlays of one compiled program."""
 
-    def __init__(self, possible: bool) -> None:
+    def __init__(self, possible: bool, exclusively: Exclusively = lambda function: function()) -> None:
+        """``exclusively`` is how others wait for their turn before they end an overlay."""
+        self._exclusively = exclusively
         self._calls = CallsWithoutLook()
         self._possible = possible and environment.SPILL_WEIGHTS.read()
         self._overlaid: _Overlaid | None = None
@@ -136,18 +142,29 @@ class WeightOverlay:
 
     def begin(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Take the memory of host tensors for the device's tensors beside them."""
+        if self._overlaid is not None:
+            return
+        suited = [pair for pair in pairs if _is_suited(*pair)]
+        self._possible = sum(host.nbytes for host, _ in suited) >= _WORTHWHILE
+        if not self._possible:
+            return
+        try:
+            file = _file_with(host for host, _ in suited)
+        except OSError as error:
+            logger.debug("Host weights stay in memory: %s", error)
+            self._possible = False
+            return
         with _lock:
-            if self._overlaid is None:
-                self._overlaid = _Overlaid.make(pairs)
-                self._possible = self._overlaid is not None
+            self._overlaid = _Overlaid(file, self._exclusively)
+            self._overlaid.begin(suited)
 
     def end(self, *, keep: bool) -> None:
         """The host's weights are in use again: with the device's values (``keep``), or with those they had."""
         with _lock:
             self._calls.looked()
-            overlaid, self._overlaid = self._overlaid, None
-            if overlaid is not None:
-                overlaid.end(keep=keep)
+            if self._overlaid is not None:
+                self._overlaid.end(keep=keep)
+            self._overlaid = None
 
 
 def _is_suited(host: torch.Tensor, device: torch.Tensor) -> bool:
@@ -176,13 +193,14 @@ def _file_with(tensors: Iterable[torch.Tensor]) -> IO[bytes]:
     return file
 
 
-def _read(file: IO[bytes], tensor: torch.Tensor) -> None:
+def _read(file: IO[bytes], place: int, tensor: torch.Tensor) -> None:
+    """Read values from a place in the file, which a process that was forked meanwhile may do at the same time."""
     rest = _bytes_of(tensor)
     while rest:
-        count = file.readinto(rest)  # type: ignore[attr-defined]
+        count = os.preadv(file.fileno(), [rest], place)
         if not count:
             raise backend_error("The temporary file with the host's weights ended early: they cannot be restored")
-        rest = rest[count:]
+        rest, place = rest[count:], place + count
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

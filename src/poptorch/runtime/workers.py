@@ -6,6 +6,7 @@ cores for the inside of operations; more runnable threads than cores would make 
 
 from __future__ import annotations
 
+import atexit
 import heapq
 import os
 import threading
@@ -24,6 +25,10 @@ Rest = Callable[[], "Sequence[Rest]"]
 
 Execute = Callable[[Task], Rest | None]
 """Runs a task; what it returns is done next, after the tasks that waited for this one were told."""
+
+
+_LAST_WORK_S = 2.0
+"""How long the end of the program waits for tasks that are under way."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class _Run:
     stopped: bool = False
     inside: int = 0
     """Workers that are still running tasks of this graph."""
+
+    caller: int = field(default_factory=lambda: thread_served())
+    """The thread that waits for the graph to be run."""
 
     def __post_init__(self) -> None:
         self._successors = self.graph.successors()
@@ -166,12 +174,16 @@ class WorkerPool:
         """Run all tasks; raises what a task raises, after the tasks under way are done."""
         run = _Run(graph, execute, trace)
         with self._turn:
-            with self._wake:
-                self._run = run
-                self._generation += 1
-                self._idle = 0
-                self._wake.notify_all()
-            self._wait_for_workers(run)
+            try:
+                with self._wake:
+                    self._run = run
+                    self._generation += 1
+                    self._idle = 0
+            except BaseException as error:
+                run.stop(error)
+                raise
+            finally:  # workers that are told to start are always waited for
+                self._wait_for_workers(run)
         if run.error is not None:
             raise run.error
         return run.spans
@@ -181,6 +193,7 @@ class WorkerPool:
         with self._wake:
             while self._idle < self.share.workers:
                 try:
+                    self._wake.notify_all()  # an interruption may have come before they heard of it
                     self._wake.wait()
                 except BaseException as error:  # noqa: BLE001  (an interruption of the user)
                     interruption = error
@@ -188,6 +201,15 @@ class WorkerPool:
             self._run = None
         if interruption is not None:
             raise interruption
+
+    def finish(self, patience_s: float) -> None:
+        """Start no more tasks, and wait for those under way."""
+        run = self._run
+        if run is None:
+            return
+        run.stop()
+        with self._wake:
+            self._wake.wait_for(lambda: self._idle >= self.share.workers, patience_s)
 
     def _live(self, worker: int) -> None:
         torch.get_num_threads()  # takes the process-wide default first, which would overwrite ours later
@@ -205,17 +227,41 @@ class WorkerPool:
                     generation = self._generation
                     run = self._run
                 if run is not None:
+                    _inside.caller = run.caller
                     run.work(worker)
+                    _inside.caller = None
                 del run  # what the tasks hold must not outlive the call
 
 
 class _Inside(threading.local):
     worker: int | None = None
+    caller: int | None = None
+    """The thread that waits for the work of this one."""
 
 
 _inside = _Inside()
+
+
+def thread_served() -> int:
+    """The thread whose call the current one works for: itself, or for a worker the one that waits for its work.
+
+    >>> thread_served() == threading.get_ident()
+    True
+    """
+    return threading.get_ident() if _inside.caller is None else _inside.caller
+
+
 _pools: dict[tuple[int, int], WorkerPool] = {}
 _pools_lock = threading.Lock()
+
+
+def _wait_for_pools() -> None:
+    """At exit: a thread inside of an operation of torch would abort the process when the interpreter goes away."""
+    for pool in list(_pools.values()):
+        pool.finish(_LAST_WORK_S)
+
+
+atexit.register(_wait_for_pools)
 
 
 def _forget_pools() -> None:

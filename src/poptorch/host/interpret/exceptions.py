@@ -7,6 +7,7 @@ is refused as well. Moving, choosing and filling in values is never an exception
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch import fx
 
 from poptorch.errors import createPoptorchError
 from poptorch.host.interpret.half import is_arithmetic
-from poptorch.ops.traits import traits_of
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.opinfo import Sweep, info_of
+
+_BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.ACTIVATION, Kind.COPY})
+"""Operations whose results depend on the operands at the same place alone, if the shapes say so."""
 
 
 def check_of(node: fx.Node) -> Callable[[Any, tuple[Any, ...]], None] | None:
@@ -58,18 +62,30 @@ class _ComparisonCheck(_Check):
 
 
 class _ResultCheck(_Check):
-    """New NaNs and new infinities."""
+    """New NaNs and new infinities. One that was there before hides none in other elements."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(node)
+        self._by_element = traits_of(node).kind in _BY_ELEMENT
 
     def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
         if self._divides and len(operands) > 1 and _any_inf(operands[1:2]):
             self.fail("invalid operation (division by infinity)")
         if all(torch.isfinite(t).all() for t in _floats(result)):
             return
-        if _any_nan(result) and not _any_nan(operands):
+        nan, inf = self._within(torch.isnan, result, operands), self._within(torch.isinf, result, operands)
+        if any(bool((torch.isnan(t) & ~nan).any()) for t in _floats(result)):
             self.fail("invalid operation (the result is not a number)")
-        if _any_inf(result) and not _any_inf(operands) and not _any_nan(operands):
+        if any(bool((torch.isinf(t) & ~inf & ~nan).any()) for t in _floats(result)):
             zero = self._divides and (len(operands) < 2 or _any_zero(operands[1:2]))
             self.fail("division by zero" if zero else "overflow")
+
+    def _within(self, test: Callable[[torch.Tensor], torch.Tensor], result: Any, operands: Any) -> torch.Tensor:
+        """Which elements of the result have such an operand; for operations that mix elements, all or none."""
+        found = [test(operand) for operand in _floats(operands)]
+        if self._by_element and isinstance(result, torch.Tensor) and all(_fits(it, result) for it in found):
+            return functools.reduce(torch.logical_or, found, torch.zeros(result.shape, dtype=torch.bool))
+        return torch.tensor(any(bool(it.any()) for it in found))
 
 
 class _WriteCheck(_Check):
@@ -97,6 +113,14 @@ def _floats(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _floats(item)
+
+
+def _fits(operand: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether each element of the operand belongs to certain elements of the result."""
+    try:
+        return torch.broadcast_shapes(operand.shape, result.shape) == result.shape
+    except RuntimeError:
+        return False
 
 
 def _any_nan(value: Any) -> bool:

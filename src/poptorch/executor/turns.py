@@ -1,0 +1,95 @@
+"""Turns: one executor serves one call at a time, and callers that wait are served in the order of their arrival."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from poptorch.runtime.workers import thread_served
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Place:
+    """A caller's place in the queue. Its lock is held from before the caller arrives until it has left."""
+
+    __slots__ = ("before", "lock", "passed", "thread")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.thread = threading.get_ident()
+        self.before: _Place | None = None
+        self.passed = False
+        """Whether the turn came; a caller that was interrupted while it waited leaves without it."""
+
+
+class Turns:
+    """The queue of one executor.
+
+    A caller waits for the place before its own. Places are given up by the interpreter itself, at the end of a ``with``
+    statement on a lock: whenever Ctrl-C comes, the next caller gets its turn.
+
+    >>> turns = Turns()
+    >>> turns.take(lambda: turns.take(lambda: "a turn within a turn is the same one"))
+    'a turn within a turn is the same one'
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._last: _Place | None = None
+        self._current: _Place | None = None
+
+    def is_mine(self) -> bool:
+        """Whether the calling thread, or the one that it works for, has the turn."""
+        current = self._current
+        if current is None:
+            return False
+        if current.lock._is_owned():  # type: ignore[attr-defined]
+            return True
+        served = thread_served()  # a thread that is waiting for us, so it has not left its place
+        return served != threading.get_ident() and served == current.thread
+
+    def take(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function when it is this caller's turn."""
+        if self._process != os.getpid():  # a forked child has no thread that could give up a place
+            self._guard = threading.Lock()
+            self._reset()
+        if self.is_mine():
+            return function(*args, **kwargs)
+        place = _Place()
+        with place.lock:
+            with self._guard:
+                place.before, self._last = self._last, place
+            self._wait(place)
+            return function(*args, **kwargs)
+
+    def _wait(self, place: _Place) -> None:
+        before = place.before
+        while before is not None:
+            with before.lock:  # free as soon as that caller has left
+                pass
+            before = None if before.passed else before.before
+        self._current = place
+        place.passed = True
+        place.before = None  # or each place would keep all earlier ones alive
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def in_turn(method: Method) -> Method:
+    """A method that runs when it is the caller's turn at the object's ``_turns``."""
+
+    @functools.wraps(method)
+    def taking_turns(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._turns.take(method, self, *args, **kwargs)
+
+    return cast(Method, taking_turns)
