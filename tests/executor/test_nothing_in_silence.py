@@ -106,12 +106,13 @@ def test_options_that_are_compiled_in_are_not_edited(tmp_path, log):
     executor.destroy()
 
     def edit(options):
-        options.deviceIterations(3).useIpuId(0)
+        options.deviceIterations(3).connectionType(poptorch.ConnectionType.OnDemand)
         options.Training.gradientAccumulation(2)
 
     loaded = poptorch.load(path, edit)
     assert "edit_opts_fn changed Training.gradient_accumulation, device_iterations, with no effect" in log.text
-    assert (loaded.options.device_iterations, loaded.options.ipu_id) == (1, 0)
+    assert loaded.options.device_iterations == 1
+    assert loaded.options.connection_type == poptorch.ConnectionType.OnDemand
     assert torch.equal(loaded(X, T), expected)
 
 

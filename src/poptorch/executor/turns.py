@@ -17,14 +17,23 @@ T = TypeVar("T")
 class _Place:
     """A caller's place in the queue. Its lock is held from before the caller arrives until it has left."""
 
-    __slots__ = ("before", "lock", "passed", "thread")
+    __slots__ = ("before", "condition", "lock", "passed", "thread")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.condition = threading.Condition(self.lock)
         self.thread = threading.get_ident()
         self.before: _Place | None = None
         self.passed = False
         """Whether the turn came; a caller that was interrupted while it waited leaves without it."""
+
+    def is_held(self) -> bool:
+        """Whether the calling thread is in this place."""
+        try:
+            self.condition.notify()  # no thread waits for it: only the owner of the lock may call it
+        except RuntimeError:
+            return False
+        return True
 
 
 class Turns:
@@ -52,7 +61,7 @@ class Turns:
         current = self._current
         if current is None:
             return False
-        if current.lock._is_owned():  # type: ignore[attr-defined]
+        if current.is_held():
             return True
         served = thread_served()  # a thread that is waiting for us, so it has not left its place
         return served != threading.get_ident() and served == current.thread
