@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import poptorch
+from closeness import assert_close_sums
 from poptorch.executor.turns import Turns
 from poptorch.runtime import weight_overlay
 
@@ -187,6 +188,84 @@ def test_inference_follows_training_in_another_thread() -> None:
     together(train, infer)
     assert all(any(torch.equal(it, one) for one in allowed) for it in seen)
     print(f"{calls} inferences during {calls} training calls")
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 2.0))
+        self.layers, self.norm = nn.ModuleList(nn.Linear(8, 8) for _ in range(10)), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x) * self.scale
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("tries", [4, pytest.param(100, marks=pytest.mark.exhaustive)])
+def test_a_plain_module_can_be_used_while_another_thread_compiles_it(tries: int) -> None:
+    x, uses = torch.ones(2, 8), 0
+    for _ in range(tries):
+        model = Deep().eval()
+        expected, done = model(x).detach(), threading.Event()
+
+        def use(model: Deep = model, expected: torch.Tensor = expected, done: threading.Event = done) -> None:
+            nonlocal uses
+            while not done.is_set():
+                result = model(x)
+                assert type(result) is torch.Tensor
+                assert torch.equal(result.detach(), expected)
+                uses += 1
+
+        def compile(model: Deep = model, expected: torch.Tensor = expected, done: threading.Event = done) -> None:
+            try:
+                assert_close_sums(poptorch.inferenceModel(model)(x), expected, terms=8, steps=12)
+            finally:
+                done.set()
+
+        together(use, compile)
+    print(f"{uses} uses during {tries} compilations")
+
+
+def test_a_recurrent_layer_that_another_thread_compiles_says_so() -> None:
+    refused: list[str] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread = threading.Thread(target=use_elsewhere)
+            thread.start()
+            thread.join()
+            return self.layer(x)[0]
+
+    def use_elsewhere() -> None:
+        try:
+            model.layer(torch.zeros(2, 1, 4))
+        except poptorch.Error as error:
+            refused.append(str(error))
+
+    model = Model()
+    poptorch.inferenceModel(model)(torch.zeros(2, 1, 4))
+    assert refused
+    assert "another thread compiles" in refused[0]
+    refused.clear()
+    use_elsewhere()
+    assert not refused
+
+
+def test_code_that_knows_the_original_module_is_captured_with_it() -> None:
+    model = nn.Linear(3, 3)
+    model.forward = lambda x: nn.functional.linear(x, model.weight)  # type: ignore[method-assign]
+    executor = poptorch.inferenceModel(model)
+    x = torch.ones(1, 3)
+    before = executor(x)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    executor.copyWeightsToDevice()
+    assert torch.equal(executor(x), 2 * before)
 
 
 def test_waiting_callers_are_served_in_order() -> None:

@@ -7,15 +7,17 @@ During capture every one of them is replaced by a stand-in (a fake tensor, or a 
 from __future__ import annotations
 
 import enum
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from poptorch.capture.tables import captured_tables
 from poptorch.errors import createPoptorchError
 from poptorch.program.program import has_values
 
@@ -78,20 +80,46 @@ def check_has_elements(tensor: torch.Tensor) -> None:
 def replaced(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Iterator[None]:
     """Put ``stand_ins`` where the entries' tensors are; the originals come back whatever happens.
 
-    On normal exit the model is also checked: ``forward`` may change its state in place only.
+    Other threads go on seeing the originals. On normal exit the model is also checked: ``forward`` may change its state
+    in place only.
     """
-    for entry, stand_in in zip(entries, stand_ins, strict=True):
-        _fill(entry, stand_in)
-    memory = [stand_in.untyped_storage()._cdata for stand_in in stand_ins]
     problem: Exception | None = None
-    try:
-        yield
-        problem = _first_rebinding(entries, stand_ins) or _first_exchange(entries, stand_ins, memory)
-    finally:
-        for entry in entries:
-            _fill(entry, entry.tensor)
+    with ExitStack() as stack:
+        modules = {id(module): module for entry in entries for module, _, _ in entry.slots}
+        for module in modules.values():
+            stack.enter_context(captured_tables(module))
+            if isinstance(module, nn.RNNBase):
+                stack.enter_context(_for_this_thread_alone(module))
+        try:
+            for entry, stand_in in zip(entries, stand_ins, strict=True):
+                _fill(entry, stand_in)
+            memory = [stand_in.untyped_storage()._cdata for stand_in in stand_ins]
+            yield
+            problem = _first_rebinding(entries, stand_ins) or _first_exchange(entries, stand_ins, memory)
+        finally:
+            for entry in entries:
+                _fill(entry, entry.tensor)
     if problem is not None:
         raise problem
+
+
+@contextmanager
+def _for_this_thread_alone(module: nn.RNNBase) -> Iterator[None]:
+    """Recurrent layers hand a list of their weights to torch as it is, so that all threads see the same one."""
+    thread = threading.get_ident()
+
+    def refuse(called: nn.Module, args: object) -> None:
+        if threading.get_ident() != thread:
+            raise createPoptorchError(
+                f"This {type(called).__name__} is part of a model that another thread compiles at the moment. Use it "
+                "when that is done, or give each thread a module of its own (copy.deepcopy)."
+            )
+
+    handle = module.register_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 _TABLES = ("_parameters", "_buffers", "_modules", "_flat_weights")

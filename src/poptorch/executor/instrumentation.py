@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from poptorch.capture.tables import note_shallow_copy
 from poptorch.errors import createPoptorchError
 from poptorch.executor.turns import Turns
 
@@ -254,6 +255,7 @@ def _watched_model(
 def _shallow_copy(model: nn.Module, as_class: type) -> Any:
     copied: Any = object.__new__(as_class)
     copied.__dict__ = dict(model.__dict__)
+    note_shallow_copy(copied, model)
     return copied
 
 
