@@ -70,7 +70,7 @@ class FileStore:
             )
         return StoredCode(text, blobs)
 
-    def keys(self) -> list[str]:
+    def known(self) -> list[str]:
         """What there is code for."""
         return [name.removeprefix(_CODE) for name in self._file.names() if name.startswith(_CODE)]
 
@@ -199,7 +199,7 @@ class CacheEntry:
             file = self._opened()
         except Error:
             return found
-        for key in [] if file is None else file.keys():
+        for key in [] if file is None else file.known():
             with contextlib.suppress(Error):  # what is damaged is left out
                 stored = file.find(key)  # type: ignore[union-attr]
                 found |= {} if stored is None else {key: stored}
