@@ -49,6 +49,27 @@ NOTES: tuple[Note, ...] = (
         "with `strictCompatibility` at the mark.",
     ),
     Note(
+        "native code in files",
+        "Executables in files and caches are binaries for IPUs. They are loaded as they are.",
+        "Native code in them is for this host. It runs if your own key signed it (`POPTORCH_KEY_FILE`), else it is "
+        "compiled again. Caches that others can write to are not used.",
+    ),
+    Note(
+        "cache directory that cannot be used",
+        "Compilation fails.",
+        "A warning, and the program goes on without; with several processes an `AssertionError`, as in the original.",
+    ),
+    Note(
+        "`poptorch.load`",
+        "Unpickles the model.",
+        "Likewise; `trusted=False` with `model=` unpickles nothing.",
+    ),
+    Note(
+        "`Options.from_json`",
+        "Calls whatever method the text names.",
+        "Calls the setters of options and no other method.",
+    ),
+    Note(
         "default log level",
         "Documented as INFO, in fact WARN.",
         "WARN.",

@@ -87,6 +87,8 @@ ALLOWED: dict[str, set[str]] = {
 
 FACADES = {
     "__init__": "the list of public names",
+    "__main__": "starts the commands for the shell",
+    "cli": "commands for the shell",
     "executor": "ties capture, compiler, host and runtime together",
     "experimental": "early names for the executor",
     "eager": "early names for the executor",

@@ -6,9 +6,12 @@ compare) extend :class:`Encoder` and :class:`Decoder`. Reading back names things
 
 from __future__ import annotations
 
+import math
 import operator
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,10 +111,10 @@ class Decoder:
             "slice": lambda items: slice(*self.decode(items)),
             "complex": lambda parts: complex(*map(float, parts)),
             "device": torch.device,
-            **dict.fromkeys(_NAMED.values(), lambda name: getattr(torch, name)),
+            **{kind: partial(torch_constant, expected=expected) for expected, kind in _NAMED.items()},
             "node": lambda number: self._nodes[number],
             "operator": _operator,
-            "builtin": lambda name: getattr(operator, name),
+            "builtin": _builtin,
         }
         """How the content of each kind becomes a value; what is not here is refused."""
 
@@ -125,7 +128,7 @@ class Decoder:
             return [self.decode(item) for item in entry]
         if not isinstance(entry, dict):
             return entry
-        ((kind, content),) = entry.items()
+        kind, content = next(iter(entry.items())) if len(entry) == 1 else (None, None)
         if kind not in self.readers:
             raise self.error(f"an entry of the unknown kind {kind!r}")
         return self.readers[kind](content)
@@ -154,10 +157,35 @@ def _operator_name(value: torch._ops.OpOverload[Any, Any] | torch._ops.OpOverloa
 
 
 def _operator(name: str) -> Any:
-    namespace, _, rest = name.partition(".")
+    """An operator by namespace, name and overload. Nothing else that can be reached from ``torch.ops`` is one."""
+    namespace, *rest = name.split(".")
     found = getattr(torch.ops, namespace)
-    for part in rest.split("."):
+    if not isinstance(found, torch._ops._OpNamespace) or len(rest) not in (1, 2):
+        raise NotEncodable(f"the operator {name!r}")
+    for part in rest:
         found = getattr(found, part)
+    if not isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        raise NotEncodable(f"the operator {name!r}")
+    return found
+
+
+def _builtin(name: str) -> Any:
+    """A function of :mod:`operator` on values; not those that call or look up what their arguments name."""
+    found = getattr(operator, name)
+    if not isinstance(found, types.BuiltinFunctionType) or name == "call":
+        raise NotEncodable(f"the function operator.{name}")
+    return found
+
+
+def torch_constant(name: str, expected: type) -> Any:
+    """A data type, layout or memory format of torch.
+
+    >>> torch_constant("float16", torch.dtype)
+    torch.float16
+    """
+    found = getattr(torch, name)
+    if not isinstance(found, expected):
+        raise NotEncodable(f"torch.{name}, which is no {expected.__name__}")
     return found
 
 
@@ -181,6 +209,8 @@ def tensor_from_bytes(data: bytes | bytearray, dtype: torch.dtype, shape: Sequen
     tensor([1, 2], dtype=torch.uint8)
     """
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    if flat.numel() != math.prod(shape):  # -1 would stand for any extent
+        raise ValueError(f"{len(data)} bytes for a tensor of shape {list(shape)}")
     return flat.reshape(list(shape))
 
 

@@ -236,6 +236,13 @@ CACHE_DIR = PathName(
     "Same as Options.enableExecutableCaching(path); later calls on the object win.",
     _AT_OPTIONS,
 )
+KEY_FILE = PathName(
+    "POPTORCH_KEY_FILE",
+    None,
+    "The key that signs native code in caches and exported files: 32 bytes that only you can read, made if it is not "
+    "there. Without, ~/.local/state/poptorch/key. Code that another key signed is compiled again.",
+    "each use of stored native code",
+)
 DEFAULT_OPTIONS = Text(
     "POPTORCH_DEFAULT_OPTIONS",
     None,
@@ -317,6 +324,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     SPILL_WEIGHTS,
     WAIT_FOR_IPU,
     CACHE_DIR,
+    KEY_FILE,
     DEFAULT_OPTIONS,
     LOG_LEVEL,
     LOG_DEST,

@@ -88,10 +88,12 @@ def test_damaged_files_are_replaced(linear, batch, cached, log, damage):
     assert path.read_bytes() == sound
 
 
-def test_a_directory_that_cannot_be_written(linear, batch, tmp_path):
+def test_a_directory_that_cannot_be_made(linear, batch, tmp_path, log):
     (tmp_path / "file").write_text("")
+    assert poptorch.inferenceModel(linear, options(tmp_path / "file"))(batch[0]).shape == (4, 2)
+    assert "Nothing is cached: the directory" in log.text
     with pytest.raises(AssertionError, match=r"Cache folder .* is not writable"):
-        poptorch.inferenceModel(linear, options(tmp_path / "file"))(batch[0])
+        poptorch.inferenceModel(linear, distributed(tmp_path / "file"))(batch[0])
 
 
 # ---- several processes ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from poptorch.capture.structure import (
     unflatten,
     walk,
 )
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, createPoptorchError
 from poptorch.program.program import has_values
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -70,6 +70,25 @@ class BoundCall:
         named = {**dict(zip(self.names, positional, strict=True)), **keyword}
         elsewhere = self.left_out.union(self.by_name)
         return tuple(named[n] for n in self.names if n not in elsewhere), {n: named[n] for n in self.by_name}
+
+    def check_fits(self, signature: Signature) -> None:
+        """``AssertionError`` unless binding arguments to this signature could have given this call.
+
+        >>> BoundCall(("x",), (1,), {}).check_fits(Signature(lambda y: y))
+        Traceback (most recent call last):
+        ...
+        AssertionError: the parameters are ['y'], not ['x']
+        """
+        try:
+            bound = signature.bind(self.positional, self.keyword)
+        except Error as error:
+            raise AssertionError(str(error)) from error
+        known, own = [*bound.names, *bound.keyword], [*self.names, *self.keyword]
+        if known != own:
+            _fail_assertion(f"the parameters are {known}, not {own}")
+        named = {*self.by_name, *self.defaulted, *self.left_out}
+        if len({*self.by_name}) != len(self.by_name) or not named <= {*known}:
+            _fail_assertion(f"arguments by name are {list(self.by_name)}, and the parameters are {known}")
 
 
 class Signature:

@@ -2,40 +2,54 @@
 
     magic | version of this layout | length of the directory | its SHA-256 | directory (JSON) | sections
 
-Reading one runs no code: a section is checked against its hash before it is used, and what it holds is data. A
-file that was cut off, changed or made by another program raises ``poptorch.Error``. Writing is atomic: a reader sees
-the whole file or none of it, also when others write the same name at the same time.
+Reading one runs no code: a section is checked against its hash before it is used, and what it holds is data. A hash
+says that nothing was lost, not that the content makes sense: a program that changes a file can compute hashes, too. So
+sizes are checked against the file before anything is allocated, and whatever goes wrong with the content of a section
+raises ``poptorch.Error`` with the names of file and section.
+
+Writing is atomic: a reader sees the whole file or none of it, also when others write the same name at the same time. A
+reader keeps one descriptor, so all sections come from the same file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import math
 import os
+import secrets
+import stat
 import struct
-import tempfile
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from poptorch.encoding import tensor_bytes, tensor_from_bytes
-from poptorch.errors import backend_error
+from poptorch.encoding import tensor_bytes, tensor_from_bytes, torch_constant
+from poptorch.errors import Error, backend_error
 
 MAGIC = b"poptorch executable\n"
 LAYOUT = 1
 _FIXED = struct.Struct("<IQ32s")
-_LARGEST_DIRECTORY = 1 << 26
+_LARGEST_READ = 1 << 30
+"""The system reads at most 2 GiB at a time."""
+
+_UNFINISHED = ".poptorch-saving"
+"""How the names of files end that are being written."""
 
 Content = bytes | str | Mapping[str, Any] | Sequence[torch.Tensor]
 
 
-def write(path: str | os.PathLike[str], sections: Mapping[str, Content]) -> None:
+def write(path: str | os.PathLike[str], sections: Mapping[str, Content], *, private: bool = False) -> None:
     """Write all sections; strings, dictionaries and lists of tensors are encoded.
 
-    >>> import pathlib
+    A file that is there already keeps its mode. A new one has the usual mode, or is the user's alone if ``private``.
+
+    >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.poptorch"
     >>> write(path, {"about": {"answer": 42}, "weights": [torch.ones(2)]})
     >>> File(path).json("about"), File(path).tensors("weights")
@@ -49,28 +63,69 @@ def write(path: str | os.PathLike[str], sections: Mapping[str, Content]) -> None
         offset += len(data)
     listing = json.dumps(directory).encode()
     fixed = _FIXED.pack(LAYOUT, len(listing), hashlib.sha256(listing).digest())
-    with _atomic(Path(path)) as file:
+    with _atomic(Path(path), 0o600 if private else 0o666) as file:
         for part in (MAGIC, fixed, listing, *encoded.values()):
             file.write(part)
 
 
 @contextlib.contextmanager
-def _atomic(path: Path) -> Any:
+def _atomic(path: Path, usual_mode: int) -> Iterator[BinaryIO]:
     """A file that takes its name when it is complete."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    remove_unfinished(path.parent)
+    kept_mode = _mode(path)
+    descriptor, temporary = _temporary(path.parent, usual_mode if kept_mode is None else 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # temporary files are private, this one is not
-        os.replace(temporary, path)
+            if kept_mode is not None:
+                os.fchmod(descriptor, kept_mode)
+            os.fsync(descriptor)
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _mode(path: Path) -> int | None:
+    """The permissions of a file that is there."""
+    try:
+        found = os.stat(path).st_mode
+    except OSError:
+        return None
+    return found & 0o777 if stat.S_ISREG(found) else None
+
+
+def _temporary(folder: Path, mode: int) -> tuple[int, Path]:
+    """A new file for writing. It is locked: the system takes the lock away when the process ends, however it ends."""
+    while True:
+        path = folder / f".{secrets.token_hex(8)}{_UNFINISHED}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, path
+        os.close(descriptor)  # before it was locked, another process took it for unfinished
+
+
+def remove_unfinished(folder: Path) -> int:
+    """Remove what processes left that ended while they were writing; returns how many files these were."""
+    removed = 0
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(_UNFINISHED)]
+    except OSError:
+        return 0
+    for name in names:
+        with contextlib.suppress(OSError):  # it is gone, somebody else's, or being written
+            descriptor = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)
+                removed += 1
+            finally:
+                os.close(descriptor)
+    return removed
 
 
 class File:
@@ -79,19 +134,23 @@ class File:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            with open(self.path, "rb") as file:
-                self._sections, self._start = self._directory(file)
-                end = file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise backend_error(f"Cannot open {self.path}: {error.strerror or error}") from error
-        expected = self._start + sum(entry["size"] for entry in self._sections.values())
-        if end != expected:
-            raise self.damaged(f"it has {end} bytes instead of {expected}")
+            # Without O_NONBLOCK, opening a pipe waits for its other end.
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise backend_error(f"Cannot open {self.path}: {getattr(error, 'strerror', None) or error}") from error
+        weakref.finalize(self, os.close, self._descriptor)
+        self.status = os.fstat(self._descriptor)
+        """Size, owner and mode, of the file that is read and no other."""
 
-    def _directory(self, file: BinaryIO) -> tuple[dict[str, dict[str, Any]], int]:
-        if file.read(len(MAGIC)) != MAGIC:
+        if not stat.S_ISREG(self.status.st_mode):
+            raise backend_error(f"Cannot open {self.path}: it is not a regular file")
+        self._sections, self._start = self._directory()
+
+    def _directory(self) -> tuple[dict[str, dict[str, Any]], int]:
+        """The sections by name, and where the first one starts."""
+        if self._read(0, len(MAGIC)) != MAGIC:
             raise backend_error(f"Invalid file {self.path}: it does not contain Poptorch metadata")
-        fixed = file.read(_FIXED.size)
+        fixed = self._read(len(MAGIC), _FIXED.size)
         if len(fixed) != _FIXED.size:
             raise self.damaged("it ends within the header")
         layout, size, digest = _FIXED.unpack(fixed)
@@ -100,10 +159,27 @@ class File:
                 f"Invalid file {self.path}: PopTorch version mismatch: its layout is number {layout}, and this "
                 f"release reads {LAYOUT}. Export the model again."
             )
-        listing = file.read(size) if size <= _LARGEST_DIRECTORY else b""
+        position = len(MAGIC) + _FIXED.size
+        start = position + size
+        listing = self._read(position, size) if start <= self.status.st_size else b""
         if len(listing) != size or hashlib.sha256(listing).digest() != digest:
             raise self.damaged("its list of sections is not the one that was written")
-        return {entry["name"]: entry for entry in json.loads(listing)}, file.tell()
+        with self.reading("list of sections"):
+            sections, end = _checked(json.loads(listing))
+        if self.status.st_size != start + end:
+            raise self.damaged(f"it has {self.status.st_size} bytes instead of {start + end}")
+        return sections, start
+
+    def _read(self, position: int, size: int) -> bytes:
+        """Bytes at a position; fewer if the file ends."""
+        parts = []
+        try:
+            while size > 0 and (part := os.pread(self._descriptor, min(size, _LARGEST_READ), position)):
+                parts.append(part)
+                position, size = position + len(part), size - len(part)
+        except OSError as error:
+            raise backend_error(f"Cannot read {self.path}: {error.strerror or error}") from error
+        return b"".join(parts)
 
     def damaged(self, what: str) -> Exception:
         """The error for a file that is not as it was written."""
@@ -111,6 +187,20 @@ class File:
             f"Invalid file {self.path}: it is damaged, {what}. It was cut off or changed after it was written: export "
             "the model again."
         )
+
+    @contextlib.contextmanager
+    def reading(self, section: str) -> Iterator[None]:
+        """Use the content of a section: whatever it makes the code raise, it is the file that is wrong."""
+        try:
+            yield
+        except Error:
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise backend_error(
+                f"Invalid file {self.path}: section {section!r} makes no sense ({detail[:300]}). It was changed or "
+                "made by another program: export the model again."
+            ) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._sections
@@ -124,27 +214,43 @@ class File:
         if name not in self._sections:
             raise backend_error(f"Invalid file {self.path}: it has no section {name!r}")
         entry = self._sections[name]
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self._start + entry["offset"])
-                data = file.read(entry["size"])
-        except OSError as error:
-            raise backend_error(f"Cannot read {self.path}: {error.strerror or error}") from error
+        data = self._read(self._start + entry["offset"], entry["size"])
         if len(data) != entry["size"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise self.damaged(f"section {name!r} does not have the hash that was written")
         return data
 
     def text(self, name: str) -> str:
         """A section of text."""
-        return self.bytes(name).decode()
+        data = self.bytes(name)
+        with self.reading(name):
+            return data.decode()
 
     def json(self, name: str) -> Any:
         """A section of plain values."""
-        return json.loads(self.bytes(name))
+        data = self.bytes(name)
+        with self.reading(name):
+            return json.loads(data)
 
     def tensors(self, name: str) -> list[torch.Tensor]:
         """A section of tensors."""
-        return tensors_of(self.bytes(name))
+        data = self.bytes(name)
+        with self.reading(name):
+            return tensors_of(data)
+
+
+def _checked(listing: Any) -> tuple[dict[str, dict[str, Any]], int]:
+    """The sections of a list in which each section starts where the one before it ends, and where the last one ends."""
+    sections: dict[str, dict[str, Any]] = {}
+    end = 0
+    for entry in listing:
+        name, offset, size = entry["name"], entry["offset"], entry["size"]
+        if type(name) is not str or type(entry["sha256"]) is not str or type(size) is not int or size < 0:
+            raise ValueError(f"a wrong entry {entry!r}")
+        if offset != end or name in sections:
+            raise ValueError(f"section {name!r} is not where the one before it ends, or there are two of that name")
+        sections[name] = entry
+        end += size
+    return sections, end
 
 
 def _encoded(content: Content) -> bytes:
@@ -164,13 +270,19 @@ def bytes_of(tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def tensors_of(data: bytes) -> list[torch.Tensor]:
-    """The inverse of :func:`bytes_of`."""
+    """The inverse of :func:`bytes_of`; ``ValueError`` for anything else."""
     (size,) = struct.unpack_from("<Q", data)
     position = 8 + size
     result = []
     for name, shape in json.loads(data[8:position]):
-        dtype = getattr(torch, name)
-        length = dtype.itemsize * torch.Size(shape).numel()
+        dtype = torch_constant(name, torch.dtype)
+        if not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise ValueError(f"a tensor of shape {shape}")
+        length = dtype.itemsize * math.prod(shape)
+        if length > len(data) - position:
+            raise ValueError(f"a tensor of {length} bytes, and {len(data) - position} bytes are left")
         result.append(tensor_from_bytes(data[position : position + length], dtype, shape))
         position += length
+    if position != len(data):
+        raise ValueError(f"{len(data) - position} bytes that belong to no tensor")
     return result

@@ -23,8 +23,8 @@ def cache_directory(options: Options) -> str | None:
 
 def code_store(executable: Executable, directory: str | None, exported: File | None) -> CodeStore:
     """Where the executable takes its native code from: what an earlier process left."""
-    if directory is not None:
-        cache.prepare_directory(directory)
+    if directory is not None and not cache.prepare_directory(directory):
+        directory = None
     after = executable.code.native_after
     store = cache.store_for(executable.device, directory, exported, locally=after is not None)
     if after != 0:

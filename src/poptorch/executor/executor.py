@@ -368,15 +368,18 @@ class PoplarExecutor:
         stored.check_version()
         stored.check_custom_ops()
         call = stored.example(trusted=exported is not None)
+        check_options(self._options, self._training)
         try:
-            self._signature.bind(call.positional, call.keyword)
-        except (AssertionError, Error) as error:
+            call.check_fits(self._signature)
+            with torch.inference_mode(False):
+                self._compile(call, stored)
+        except Error:
+            raise
+        except Exception as error:
             raise createPoptorchError(
                 f"{stored.name} was exported from another program: its example arguments do not fit this model's "
                 f"forward(): {error}"
             ) from error
-        with torch.inference_mode(False):
-            self._compile(call, stored)
         if exported is not None and stored.rng_state is not None:
             self.rng_state = stored.rng_state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,6 +35,33 @@ class Exported:
     groups: Mapping[str, ReplicaGrouping]
 
 
+@dataclass(frozen=True)
+class _Metadata:
+    """What a file says about itself, checked: a file may say anything."""
+
+    poptorch: str
+    training: bool
+    exported: bool
+    identity: Mapping[str, Any]
+    custom_ops: list[dict[str, Any]]
+
+    @staticmethod
+    def of(found: Any) -> _Metadata:
+        if not isinstance(found, dict):
+            raise TypeError(f"a {type(found).__name__}")
+        if found.get("poptorch") != __version__:  # other releases may have other metadata: the version is the error
+            return _Metadata(str(found.get("poptorch")), False, False, {}, [])
+        values = {field.name: found[field.name] for field in fields(_Metadata)}
+        for name, kind in (("training", bool), ("exported", bool), ("identity", dict), ("custom_ops", list)):
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is {values[name]!r}")
+        for needed in values["custom_ops"]:
+            kinds: dict[str, Any] = {"domain": str, "name": str, "version": int, "library": (str, type(None))}
+            if any(not isinstance(needed[name], kind) for name, kind in kinds.items()):
+                raise TypeError(f"a custom operator is {needed!r}")
+        return _Metadata(**values)
+
+
 class StoredExecutable:
     """A file that :func:`poptorch.executor.saving.save` wrote."""
 
@@ -42,7 +69,9 @@ class StoredExecutable:
         self.file = File(filename)
         if "metadata" not in self.file:
             raise createPoptorchError(f"Invalid file {filename}: it does not contain Poptorch metadata")
-        self.metadata: dict[str, Any] = self.file.json("metadata")
+        found = self.file.json("metadata")
+        with self.file.reading("metadata"):
+            self.metadata = _Metadata.of(found)
 
     @property
     def name(self) -> str:
@@ -54,7 +83,7 @@ class StoredExecutable:
             raise createPoptorchError(problem)
 
     def version_problem(self) -> str | None:
-        written = self.metadata.get("poptorch")
+        written = self.metadata.poptorch
         if written == __version__:
             return None
         return (
@@ -64,7 +93,7 @@ class StoredExecutable:
 
     def check_custom_ops(self) -> None:
         """Every operator of other libraries must be there before anything is captured."""
-        missing = [needed for needed in self.metadata["custom_ops"] if not _is_registered(needed)]
+        missing = [needed for needed in self.metadata.custom_ops if not _is_registered(needed)]
         if missing:
             lines = "\n".join(f"  {_advice(needed)}" for needed in missing)
             raise createPoptorchError(f"{self.name} needs custom operators that are not loaded:\n{lines}")
@@ -72,31 +101,24 @@ class StoredExecutable:
     def example(self, trusted: bool) -> BoundCall:
         """The arguments to capture the model with."""
         if "inputs" in self.file:
-            stored = self.file.json("inputs")
-            positional, keyword = from_plain(stored["call"], self.file.tensors("input tensors"))
-        elif "pickled inputs" in self.file:
-            if not trusted:
-                raise createPoptorchError(
-                    f"The arguments that {self.name} was compiled for include objects that only pickle can restore, "
-                    "and loadExecutable runs no pickled code. If you trust the file use poptorch.load, or call "
-                    "compile() with such arguments."
-                )
-            stored = _unpickled(self.file.bytes("pickled inputs"), self.name)
-            positional, keyword = stored["call"]
-        else:
+            stored, tensors = self.file.json("inputs"), self.file.tensors("input tensors")
+            with self.file.reading("inputs"):
+                return _bound(stored, from_plain(stored["call"], tensors))
+        if "pickled inputs" not in self.file:
             raise createPoptorchError(f"Invalid file {self.name}: Executable inputs are missing")
-        return BoundCall(
-            tuple(stored["names"]),
-            tuple(positional),
-            dict(keyword),
-            frozenset(stored["defaulted"]),
-            tuple(stored["by_name"]),
-            frozenset(stored["left_out"]),
-        )
+        if not trusted:
+            raise createPoptorchError(
+                f"The arguments that {self.name} was compiled for include objects that only pickle can restore, "
+                "and neither loadExecutable nor poptorch.load(..., trusted=False) runs pickled code. If you trust the "
+                "file use poptorch.load, or call compile() with such arguments."
+            )
+        stored = self._unpickled("pickled inputs")
+        with self.file.reading("pickled inputs"):
+            return _bound(stored, stored["call"])
 
     def check(self, device: DeviceProgram) -> None:
         """The program that was captured must be the one that was exported."""
-        expected, found = self.metadata["identity"], identity(device)
+        expected, found = self.metadata.identity, identity(device)
         different = [part for part in found if found[part] != expected.get(part)]
         if different:
             raise createPoptorchError(
@@ -108,7 +130,15 @@ class StoredExecutable:
     @property
     def rng_state(self) -> list[int] | None:
         """The random state in the file, if there is one."""
-        state: list[int] | None = self.file.json("rng")["state"] if "rng" in self.file else None
+        if "rng" not in self.file:
+            return None
+        found = self.file.json("rng")
+        with self.file.reading("rng"):
+            state: list[int] = found["state"]
+            if not isinstance(state, list) or not state or not all(type(word) is int for word in state):
+                raise TypeError(f"the state is {state!r}")
+            if any(not -(1 << 63) <= word < 1 << 64 for word in state):
+                raise ValueError("the state has a number of more than 64 bits")
         return state
 
     def exported(self) -> Exported:
@@ -116,7 +146,7 @@ class StoredExecutable:
         problem = self.version_problem()
         if problem is not None:
             raise AssertionError(problem)
-        if not self.metadata["exported"]:
+        if not self.metadata.exported:
             raise AssertionError(
                 f"{self.name} was written with export_model=False: it contains no model. Wrap the model yourself and "
                 "call loadExecutable on the result."
@@ -124,11 +154,41 @@ class StoredExecutable:
         if "inputs" not in self.file and "pickled inputs" not in self.file:
             raise AssertionError(f"Invalid file {self.name}: Executable inputs are missing")
         self.check_custom_ops()
-        content = _unpickled(self.file.bytes("model"), self.name)
-        _for_running(content["options"])
-        for name, value in content.pop("attributes").items():
-            setattr(content["optimizer"], name, value)
-        return Exported(training=self.metadata["training"], **content)
+        content = self._unpickled("model")
+        with self.file.reading("model"):
+            _for_running(content["options"])
+            for name, value in content.pop("attributes").items():
+                setattr(content["optimizer"], name, value)
+            return Exported(training=self.metadata.training, **content)
+
+    def _unpickled(self, section: str) -> Any:
+        data = self.file.bytes(section)
+        try:
+            with self.file.reading(section):
+                return torch.load(io.BytesIO(data), weights_only=False)
+        except Error as error:
+            if not isinstance(error.__cause__, (AttributeError, ImportError, pickle.UnpicklingError)):
+                raise
+            raise createPoptorchError(
+                f"The model in {self.name} cannot be restored: {error.__cause__}. Its class must exist under the same "
+                "module and name as when it was exported; otherwise wrap the model yourself and call loadExecutable on "
+                "the result."
+            ) from error
+
+
+def _bound(stored: Any, call: Any) -> BoundCall:
+    positional, keyword = call
+    for names in ("names", "defaulted", "by_name", "left_out"):
+        if not isinstance(stored[names], list) or not all(isinstance(name, str) for name in stored[names]):
+            raise TypeError(f"{names} is {stored[names]!r}")
+    return BoundCall(
+        tuple(stored["names"]),
+        tuple(positional),
+        dict(keyword),
+        frozenset(stored["defaulted"]),
+        tuple(stored["by_name"]),
+        frozenset(stored["left_out"]),
+    )
 
 
 def _for_running(options: Options) -> None:
@@ -137,16 +197,6 @@ def _for_running(options: Options) -> None:
     options.deleteIfExists("ipu_version")
     if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
-
-
-def _unpickled(data: bytes, name: str) -> Any:
-    try:
-        return torch.load(io.BytesIO(data), weights_only=False)
-    except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-        raise createPoptorchError(
-            f"The model in {name} cannot be restored: {error}. Its class must exist under the same module and name as "
-            "when it was exported; otherwise wrap the model yourself and call loadExecutable on the result."
-        ) from error
 
 
 def _is_registered(needed: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from poptorch._logging import logger
+from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
 from poptorch.executor.executor import PoplarExecutor, unwrapped
 from poptorch.executor.stored import StoredExecutable
@@ -81,31 +82,78 @@ def rewrap_model(model: nn.Module | PoplarExecutor) -> None:
     instrumentation.put_back(unwrapped(model))
 
 
-def load(filename: str, edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+def load(
+    filename: str,
+    edit_opts_fn: Callable[[Options], object] | None = None,
+    *,
+    trusted: bool = True,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
     """An executor that is ready to run, from a file written by ``save`` or ``compileAndExport``.
 
-    ``edit_opts_fn`` may change the options in place before the model is wrapped, for instance to choose a device. The
-    model in the file is pickled: load files that you trust only.
+    ``edit_opts_fn`` may change the options in place before the model is wrapped, for instance to choose a device.
+
+    The model in the file is pickled, and unpickling runs whatever the author of the file wants: load files that you
+    trust only. With ``trusted=False`` nothing is unpickled. Then give the model yourself, and the optimizer of a
+    training model: program, native code, example arguments and random state come from the file; weights and options
+    are those that you give.
 
     >>> import pathlib, poptorch, tempfile
     >>> path = str(pathlib.Path(tempfile.mkdtemp()) / "relu.poptorch")
     >>> poptorch.inferenceModel(torch.nn.ReLU()).compileAndExport(path, torch.zeros(2))
     >>> poptorch.load(path)(torch.tensor([-1.0, 1.0])).tolist()
     [0.0, 1.0]
+    >>> poptorch.load(path, trusted=False, model=torch.nn.ReLU())(torch.tensor([-1.0, 1.0])).tolist()
+    [0.0, 1.0]
     """
     stored = StoredExecutable(filename)
+    if not trusted:
+        return _loaded_without_pickle(stored, edit_opts_fn, model, optimizer)
+    if model is not None or optimizer is not None:
+        raise createPoptorchError(
+            f"The model and the optimizer come from {filename}. Use trusted=False to take your own instead."
+        )
     exported = stored.exported()
-    if edit_opts_fn is not None:
-        compiled = exported.options.clone()
-        edit_opts_fn(exported.options)
-        ignored = restore_compiled(exported.options, compiled)
-        if ignored:
-            logger.warning(
-                "edit_opts_fn changed %s, with no effect: the program in %s is compiled already. Only options of the "
-                "run, such as useIpuId, count.",
-                ", ".join(ignored),
-                filename,
-            )
+    _edit(exported.options, edit_opts_fn, filename)
     executor = PoplarExecutor(exported.model, exported.options, exported.training, optimizer=exported.optimizer)
     executor.load_stored(stored, exported)
     return executor
+
+
+def _loaded_without_pickle(
+    stored: StoredExecutable,
+    edit_opts_fn: Callable[[Options], object] | None,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> PoplarExecutor:
+    stored.check_version()
+    if model is None:
+        raise createPoptorchError(
+            f"The model in {stored.name} is pickled, and trusted=False refuses to unpickle it. Give the model "
+            "yourself: poptorch.load(..., trusted=False, model=...); everything else is loaded from the file."
+        )
+    options = Options()
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    executor = PoplarExecutor(model, options, stored.metadata.training, optimizer=optimizer)
+    executor.load_stored(stored)
+    if stored.rng_state is not None:
+        executor.rng_state = stored.rng_state
+    return executor
+
+
+def _edit(options: Options, edit_opts_fn: Callable[[Options], object] | None, filename: str) -> None:
+    """Let the user change options of a compiled program; those that are compiled in stay as they are."""
+    if edit_opts_fn is None:
+        return
+    compiled = options.clone()
+    edit_opts_fn(options)
+    ignored = restore_compiled(options, compiled)
+    if ignored:
+        logger.warning(
+            "edit_opts_fn changed %s, with no effect: the program in %s is compiled already. Only options of the run, "
+            "such as useIpuId, count.",
+            ", ".join(ignored),
+            filename,
+        )

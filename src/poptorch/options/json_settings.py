@@ -1,4 +1,4 @@
-"""Settings in a JSON object: the path of a setter, and its argument or array of arguments."""
+"""Settings in a JSON object: the path of a setter, and its argument or array of arguments. It sets options, no more."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from typing import Any
 
 from poptorch import enums
 from poptorch.options.containers import suggestion
+from poptorch.options.table import rows_of
 
-_MISSING = object()
+_GROUPS = {
+    "": "Options",
+    "Popart": "_Popart",
+    **{name: name for name in ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")},
+}
+"""The groups whose setters can be named, and what the option table calls them."""
 
 
 def apply(options: Any, text: str, *, origin: str | None = None) -> None:
@@ -35,27 +41,19 @@ def _parse(text: str, origin: str | None) -> dict[str, Any]:
 
 
 def _resolve(options: Any, path: str) -> Callable[..., Any]:
-    found = options
-    for name in path.split("."):
-        step = _MISSING if name.startswith("__") else getattr(found, name, _MISSING)
-        if step is _MISSING:
-            raise AttributeError(
-                f"Invalid attribute {name}. {path!r} is not a setter of Options.{_near(found, name)}"
-            )
-        found = step
-    if not callable(found) or hasattr(found, "checkIsFrozen"):
+    """The setter of a path. What is no row of the option table is not reached, whatever else the objects offer."""
+    *groups, name = path.split(".")
+    group = ".".join(groups)
+    if group not in _GROUPS:
         raise AttributeError(
-            f"Invalid attribute {path}. It is not a setter; name one, with its argument as the value."
-            f"{_near(options, path)}"
+            f"Invalid attribute {group}. {path!r} is not a setter of Options.{suggestion(group, filter(None, _GROUPS))}"
         )
-    return found
-
-
-def _near(owner: Any, name: str) -> str:
-    kind = type(owner)
-    return suggestion(
-        name, (known for known in dir(kind) if known[0] != "_" and callable(getattr(kind, known)))
-    )
+    setters = [row.method for row in rows_of(_GROUPS[group])]
+    if name not in setters:
+        hint = suggestion(name, setters)
+        raise AttributeError(f"Invalid attribute {name}. {path!r} is not a setter of Options.{hint}")
+    setter: Callable[..., Any] = getattr(getattr(options, group) if group else options, name)
+    return setter
 
 
 def _with_enums(value: Any) -> Any:

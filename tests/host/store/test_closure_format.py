@@ -14,6 +14,7 @@ from poptorch.host.native import code as native
 from poptorch.host.native.forward_backward import InputView
 from poptorch.host.store import closure_format as portable
 from poptorch.host.store import kernel_files as binaries
+from poptorch.host.store import registry
 from poptorch.host.store.kernel_files import NotPortable
 from poptorch.program.program import Role
 
@@ -47,7 +48,7 @@ def test_tensors(dtype, shape):
 
 
 def test_types_operators_and_infinity():
-    value = [torch.float16, torch.ops.aten.add.Tensor, torch.mm, Role.BUFFER, math.inf]
+    value = [torch.float16, torch.ops.aten.add.Tensor, Role.BUFFER, math.inf]
     assert passed_on(value) == value
 
 
@@ -65,7 +66,7 @@ def test_views_keep_their_operations():
     assert passed_on(view).of(torch.zeros(2, 3)).shape == (3, 2)
 
 
-@pytest.mark.parametrize("value", [print, object(), lambda x: x, torch.nn.ReLU()])
+@pytest.mark.parametrize("value", [print, object(), lambda x: x, torch.nn.ReLU(), torch.mm, native.generate_native])
 def test_what_is_not_ours_is_refused(value):
     with pytest.raises(NotPortable):
         portable.describe(value)
@@ -75,6 +76,15 @@ def test_what_is_not_ours_is_refused(value):
     "entry",
     [
         {"function": ["os", "system"]},
+        {"function": ["poptorch.host.store.kernel_files", "os.system"]},
+        {"object": [["poptorch.host.store.kernel_files", "tempfile.TemporaryDirectory"], []]},
+        {"enum": [["poptorch.host.store.kernel_files", "os"], "system"]},
+        {"closure": ["poptorch.host.native.code", "Path.open.<locals>.f", [], [], None]},
+        {"closure": ["poptorch.host.native.code", "generate_native.<locals>.f", [], [], None]},
+        {"object": [["poptorch.host.native.outlining", "_Call"], [["__class__", 1]]]},
+        {"method": [{"object": [["poptorch.host.native.frozen", "_Code"], []]}, "__reduce__"]},
+        {"method": [{"tuple": []}, "count"]},
+        {"torch": "load"},
         {"closure": ["subprocess", "run.<locals>.f", [], [], None]},
         {"object": [["os", "PathLike"], []]},
         {"restore": []},
@@ -84,6 +94,18 @@ def test_what_is_not_ours_is_refused(value):
 def test_descriptions_name_nothing_but_our_own(entry):
     with pytest.raises(NotPortable):
         portable.restore(portable.Description([], entry, {}))
+
+
+def test_everything_in_the_registry_exists():
+    for table, resolve in (
+        (registry.MAKERS, registry.maker),
+        (registry.CLASSES, registry.class_of),
+        (registry.ENUMERATIONS, registry.enumeration),
+    ):
+        for module, names in table.items():
+            assert all(resolve(module, name).__module__ == module for name in names)
+    for (module, kind), names in registry.METHODS.items():
+        assert all(callable(getattr(registry.class_of(module, kind), name)) for name in names)
 
 
 def test_functions_that_changed_are_noticed():

@@ -2,42 +2,50 @@
 
 The *executable cache* (``Options.enableExecutableCaching``) has one file for each graph, with all code that was
 compiled for it. The *code folder* lies in the directory in which Inductor keeps what it compiled, and serves
-programs whose options name no cache. A file that is damaged, or made by another release, is replaced with a warning.
+programs whose options name no cache. A file that is damaged, made by another release, or not signed by this user's key
+is replaced with a warning: whatever is wrong with a cache, the program goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.errors import Error
+from poptorch.errors import Error, backend_error
 from poptorch.executable import file as container
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
+from poptorch.host.store import signing
 from poptorch.host.store.code_store import CodeStore, Store, StoredCode, surroundings
 from poptorch.program.fingerprint import digest
 
 EXTENSION = ".poptorch"
 
 
+_CODE, _BLOB, _SIGNATURE = "code/", "blob/", "signature/"
+
+
 def sections_of(store: CodeStore) -> dict[str, bytes | str]:
     """The sections of a file that holds this code."""
+    return _sections(store.known)
+
+
+def _sections(entries: Mapping[str, StoredCode]) -> dict[str, bytes | str]:
     sections: dict[str, bytes | str] = {}
-    for key, stored in store.known.items():
-        sections |= _sections(key, stored)
+    for key, stored in entries.items():
+        sections[_CODE + key] = stored.text
+        sections[_SIGNATURE + key] = signing.signature(key, stored.text, stored.blobs)
+        sections |= {_BLOB + name: data for name, data in stored.blobs.items()}
     return sections
-
-
-def _sections(key: str, stored: StoredCode) -> dict[str, bytes | str]:
-    return {f"code/{key}": stored.text, **{f"blob/{name}": data for name, data in stored.blobs.items()}}
 
 
 class FileStore:
@@ -47,12 +55,31 @@ class FileStore:
         self._file = file
 
     def find(self, key: str) -> StoredCode | None:
-        if f"code/{key}" not in self._file:
+        section = _CODE + key
+        if section not in self._file:
             return None
-        text = self._file.text(f"code/{key}")
-        content = json.loads(text)
-        names = [] if content is None else content["blobs"]
-        return StoredCode(text, {name: self._file.bytes(f"blob/{name}") for name in names})
+        text = self._file.text(section)
+        with self._file.reading(section):
+            content = json.loads(text)
+            blobs = {name: self._file.bytes(_BLOB + name) for name in ([] if content is None else content["blobs"])}
+        given = self._file.text(_SIGNATURE + key) if _SIGNATURE + key in self._file else ""
+        if not signing.is_signed(given, key, text, blobs):
+            raise backend_error(
+                f"The native code in {self._file.path} was not signed by your own key: another user, machine or "
+                "program made it"
+            )
+        return StoredCode(text, blobs)
+
+    def known(self) -> list[str]:
+        """What there is code for."""
+        return [name.removeprefix(_CODE) for name in self._file.names() if name.startswith(_CODE)]
+
+    def holds(self, key: str, stored: StoredCode) -> bool:
+        """Whether the entry is there, sound, and the same."""
+        try:
+            return self.find(key) == stored
+        except Error:
+            return False
 
     def keep(self, key: str, stored: StoredCode) -> None:
         """Exported files stay as they are."""
@@ -64,40 +91,56 @@ class FileStore:
         return self._file.path
 
 
+def opened(path: Path) -> File | None:
+    """A file of a cache; ``None`` if it is not there, ``poptorch.Error`` if others may have written it."""
+    if not os.path.lexists(path):
+        return None
+    file = File(path)
+    for place, status in ((path, file.status), (path.parent, os.stat(path.parent))):
+        reason = signing.distrusted(status)
+        if reason is not None:
+            raise backend_error(f"{place} is not used: {reason}. Caches must be yours alone: chmod go-w, or remove it")
+    return file
+
+
 class Folder:
     """A directory with one file for each entry."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def _file(self, key: str) -> Path:
-        return self._path / key[:2] / f"{key}{EXTENSION}"
+        return self.path / key[:2] / f"{key}{EXTENSION}"
 
     def find(self, key: str) -> StoredCode | None:
-        path = self._file(key)
-        return FileStore(File(path)).find(key) if path.exists() else None
+        file = opened(self._file(key))
+        if file is None:
+            return None
+        note_use(file.path)
+        return FileStore(file).find(key)
 
     def keep(self, key: str, stored: StoredCode) -> None:
         path = self._file(key)
-        if not path.exists() or not _is_sound(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            container.write(path, _sections(key, stored))
+        try:
+            file = opened(path)
+        except Error:
+            file = None
+        if file is None or not FileStore(file).holds(key, stored):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            container.write(path, _sections({key: stored}), private=True)
 
     def finish(self) -> None:
         """Everything was written at once."""
 
     def __str__(self) -> str:
-        return str(self._path)
+        return str(self.path)
 
 
-def _is_sound(path: Path) -> bool:
-    try:
-        file = File(path)
-        for name in file.names():
-            file.bytes(name)
-    except Error:
-        return False
-    return True
+def note_use(path: str) -> None:
+    """Give a file the time of now: what was not used for long is removed first."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 class CacheEntry:
@@ -109,43 +152,58 @@ class CacheEntry:
         self._metadata = {"poptorch": __version__, "identity": parts, "cache": True}
         self._program = str(device.program)
         self._new: dict[str, StoredCode] = {}
-        self._file = self._opened()
-
-    def _opened(self) -> File | None:
-        if not self.path.exists():
-            return None
         try:
-            file = File(self.path)
-            if file.json("metadata") != self._metadata:
-                raise file.damaged("its metadata are not those of the graph that its name stands for")
+            self._is_there = self._opened() is not None
         except Error as problem:
+            self._is_there = False
             logger.warning("The cached executable is made anew: %s", problem.message)
+        if self._is_there:
+            note_use(str(self.path))
+            logger.info("Executable found in the cache: %s", self.path)
+
+    def _opened(self) -> FileStore | None:
+        """What the file has now; each look at it is at one version of it."""
+        file = opened(self.path)
+        if file is None:
             return None
-        logger.info("Executable found in the cache: %s", self.path)
-        return file
+        if file.json("metadata") != self._metadata:
+            raise file.damaged("its metadata are not those of the graph that its name stands for")
+        return FileStore(file)
 
     def find(self, key: str) -> StoredCode | None:
-        return None if self._file is None else FileStore(self._file).find(key)
+        file = self._opened() if self._is_there else None
+        return None if file is None else file.find(key)
 
     def keep(self, key: str, stored: StoredCode) -> None:
-        if self._file is None or f"code/{key}" not in self._file or not _is_sound(self.path):
+        try:
+            file = self._opened()
+        except Error:
+            file = None
+        if file is None or not file.holds(key, stored):
             self._new[key] = stored
 
     def finish(self) -> None:
         """Write what is new. Code that another process added meanwhile stays."""
-        if self._file is not None and not self._new:
+        if self._is_there and not self._new:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        sections: dict[str, Any] = {"metadata": self._metadata, "program": self._program}
-        with contextlib.suppress(Error, OSError):
-            if self.path.exists() and self._file is not None:
-                other = File(self.path)
-                sections |= {name: other.bytes(name) for name in other.names() if name.startswith(("code/", "blob/"))}
-        for key, stored in self._new.items():
-            sections |= _sections(key, stored)
-        container.write(self.path, sections)
+        entries = {**self._others(), **self._new}
+        sections = {"metadata": self._metadata, "program": self._program, **_sections(entries)}
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        container.write(self.path, sections, private=True)
         self._new.clear()
-        self._file = File(self.path)
+        self._is_there = True
+
+    def _others(self) -> dict[str, StoredCode]:
+        found: dict[str, StoredCode] = {}
+        try:
+            file = self._opened()
+        except Error:
+            return found
+        for key in [] if file is None else file.known():
+            with contextlib.suppress(Error):  # what is damaged is left out
+                stored = file.find(key)  # type: ignore[union-attr]
+                found |= {} if stored is None else {key: stored}
+        return found
 
     def __str__(self) -> str:
         return str(self.path)
@@ -175,48 +233,85 @@ def store_for(device: DeviceProgram, directory: str | None, exported: File | Non
 # -- several processes ---------------------------------------------------------------------------------------------
 
 
-def prepare_directory(directory: str) -> None:
-    """The directory exists and can be written to."""
-    with contextlib.suppress(OSError):
-        os.makedirs(directory, exist_ok=True)
-    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
-        raise AssertionError(f"Cache folder {directory} is not writable")
+def prepare_directory(directory: str) -> bool:
+    """Make the directory of a cache; a warning, and ``False``, if it cannot be used."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except (OSError, ValueError) as error:
+        logger.warning("Nothing is cached: the directory %s cannot be made: %s", directory, error)
+        return False
+    reason = signing.distrusted(os.stat(directory))
+    if reason is not None:
+        logger.warning(
+            "Nothing is cached: the directory %s is not used, because %s. What it contains is run as code: choose a "
+            "directory of your own, or chmod go-w.",
+            directory,
+            reason,
+        )
+        return False
+    if not is_writable(directory):
+        logger.warning("Nothing new is cached: Cache folder %s is not writable", directory)
+    return True
+
+
+def is_writable(directory: str) -> bool:
+    """Whether it exists, or can be made, and files can be made in it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    return os.path.isdir(directory) and os.access(directory, os.W_OK)
 
 
 @contextlib.contextmanager
 def one_at_a_time(directory: str, model: object, processes: int) -> Iterator[None]:
     """Let one of several processes compile a model, while the others wait to find it in the cache.
 
-    The system releases the lock of a process that dies. The last process to come takes the file away.
+    The system releases the lock of a process that dies. The last process to come takes the file away. Where there can
+    be no lock, each process compiles.
     """
-    import fcntl
-
-    prepare_directory(directory)
+    if not is_writable(directory):
+        raise AssertionError(f"Cache folder {directory} is not writable")
+    if not prepare_directory(directory):
+        yield
+        return
     name = hashlib.md5(repr(model).encode(), usedforsecurity=False).hexdigest()
     path = Path(directory) / f"{name}.lock"
-    with _open_and_lock(path, fcntl) as file:
-        logger.debug("cache file locked: %s", path)
-        try:
-            yield
-        finally:
-            file.seek(0)
-            came = int(file.read() or 0) + 1
-            if came >= processes:
-                path.unlink(missing_ok=True)
-            else:
-                file.seek(0)
-                file.truncate()
-                file.write(str(came))
-                file.flush()
-            logger.debug("released the cache lock: %s", path)
+    try:
+        descriptor = _locked(path)
+    except OSError as error:
+        logger.warning("Every one of %d processes compiles the model: %s cannot be locked: %s", processes, path, error)
+        yield
+        return
+    logger.debug("cache file locked: %s", path)
+    try:
+        yield
+    finally:
+        came = _number(os.pread(descriptor, 20, 0)) + 1
+        if came >= processes:
+            path.unlink(missing_ok=True)
+        else:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(came).encode(), 0)
+        os.close(descriptor)
+        logger.debug("released the cache lock: %s", path)
 
 
-@contextlib.contextmanager
-def _open_and_lock(path: Path, fcntl: Any) -> Iterator[Any]:
+def _number(text: bytes) -> int:
+    """How many came; what is no number was not written by us, and counts for none."""
+    return int(text) if text.isdigit() else 0
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the lock file, locked."""
     while True:
-        with open(path, "a+", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(f"{path} is not a regular file")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             # The owner may have removed the file: then others use a new one.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                yield file
-                return
+            if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

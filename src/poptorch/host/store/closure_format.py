@@ -2,8 +2,9 @@
 
 Native code is a tree of small functions of this package around kernels (``native.py`` and its neighbours make it).
 Such a function is described by its name and by the values that it holds on to, down to numbers, tensors and kernels.
-The description is JSON, with tensors and libraries as blobs beside it. Reading it back names functions of this package
-and nothing else, and runs none of them.
+The description is JSON with the Python text of kernels in it, and tensors and libraries beside it. Reading it back
+names what ``registry.py`` lists and nothing else. It runs the text and loads the libraries, so it may be done to signed
+descriptions only (``signing.py``).
 
 Whatever cannot be described raises :class:`NotPortable`: such code is compiled by every process.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import importlib
 import threading
 import types
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ from torch import fx
 
 from poptorch.encoding import Decoder, Encoder, tensor_bytes, tensor_from_bytes
 from poptorch.host.store import kernel_files as binaries
+from poptorch.host.store import registry
 from poptorch.host.store.kernel_files import NotPortable
 
-_OURS = ("poptorch.host.", "poptorch.program.", "poptorch.runtime.values.")
 _LOCK = type(threading.Lock())
 
 ATTRIBUTES = "__portable__"
@@ -80,7 +80,7 @@ class _Writer(Encoder):
 
     def encode_object(self, value: Any) -> Any:
         if isinstance(value, enum.Enum):
-            return {"enum": [_name(type(value)), value.name]}
+            return {"enum": [_name(registry.enumeration(*_name(type(value)))), value.name]}
         if id(value) not in self._known:
             entry = self._described(value)
             self.objects.append(entry)
@@ -95,7 +95,8 @@ class _Writer(Encoder):
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
-            return {"method": [self.encode(value.__self__), value.__func__.__name__]}
+            name = registry.method(value.__self__, value.__func__.__name__).__name__
+            return {"method": [self.encode(value.__self__), name]}
         if isinstance(value, fx.Interpreter):
             return {"graph": self.encode_graph(value.module.graph)}  # type: ignore[arg-type]
         if isinstance(value, fx.Node) and value.op == "call_function":
@@ -104,11 +105,8 @@ class _Writer(Encoder):
             return {"call": [self.encode(value.target), self.encode(list(args)), self.encode(kwargs)]}
         if isinstance(value, _LOCK):
             return {"lock": None}
-        if type(value).__module__.startswith(_OURS):
+        if registry.is_class(type(value)):
             return {"object": [_name(type(value)), self._attributes(value)]}
-        name: str = getattr(value, "__name__", "")
-        if name and value is getattr(torch, name, None):
-            return {"torch": name}
         return super().encode_object(value)
 
     def _blob(self, data: bytes) -> str:
@@ -122,10 +120,10 @@ class _Writer(Encoder):
         return [self.encode(value.dtype), list(value.shape), self._blob(tensor_bytes(value))]
 
     def _function(self, function: types.FunctionType) -> Any:
-        if not str(function.__module__).startswith(_OURS):
+        maker, _, inner = function.__qualname__.partition(".<locals>.")
+        if not inner:
             raise NotPortable(f"the function {function.__module__}.{function.__qualname__}")
-        if function.__closure__ is None and "<locals>" not in function.__qualname__:
-            return {"function": [function.__module__, function.__qualname__]}
+        registry.maker(function.__module__, maker)
         try:
             cells = [self.encode(cell.cell_contents) for cell in function.__closure__ or ()]
         except ValueError as error:
@@ -161,17 +159,15 @@ class _Reader(Decoder):
         self._blobs = blobs
         self.readers |= {
             "ref": self.objects.__getitem__,
-            "enum": lambda content: _ours(*content[0])[content[1]],
+            "enum": lambda content: registry.enumeration(*content[0])[content[1]],
             "tensor": self._tensor,
             "kernel": lambda content: binaries.restore(content, self._blobs),
-            "function": lambda content: _ours(*content),
             "closure": self._closure,
-            "method": lambda content: getattr(self.decode(content[0]), content[1]),
+            "method": lambda content: registry.method(self.decode(content[0]), content[1]),
             "graph": lambda entries: fx.Interpreter(fx.GraphModule({}, self.decode_graph(entries))),
             "call": self._call,
             "lock": lambda content: threading.Lock(),
             "object": self._object,
-            "torch": lambda name: getattr(torch, name),
         }
 
     def _tensor(self, content: list[Any]) -> torch.Tensor:
@@ -180,10 +176,12 @@ class _Reader(Decoder):
 
     def _closure(self, content: list[Any]) -> types.FunctionType:
         module, qualname, mark, cells, defaults = content
-        code = _inner_code(module, qualname, mark)
+        maker, *inner = qualname.split(".<locals>.")
+        outer = registry.maker(module, maker)
+        code = _inner_code(outer, len(inner), mark)
         contents = tuple(types.CellType(self.decode(cell)) for cell in cells)
         name = qualname.rpartition(".")[2]
-        made = types.FunctionType(code, vars(_module(module)), name, self.decode(defaults), contents)
+        made = types.FunctionType(code, outer.__globals__, name, self.decode(defaults), contents)
         made.__qualname__ = qualname
         return made
 
@@ -192,33 +190,21 @@ class _Reader(Decoder):
         return types.SimpleNamespace(target=target, args=tuple(args), kwargs=kwargs)
 
     def _object(self, content: list[Any]) -> Any:
-        kind = _ours(*content[0])
+        kind = registry.class_of(*content[0])
         made = kind.__new__(kind)
         for name, value in content[1]:
+            if name.startswith("__"):
+                raise NotPortable(f"the attribute {name!r}")
             object.__setattr__(made, name, self.decode(value))
         return made
 
 
-def _module(name: str) -> types.ModuleType:
-    if not name.startswith(_OURS):
-        raise NotPortable(f"something of the module {name!r}")
-    return importlib.import_module(name)
-
-
-def _ours(module: str, qualname: str) -> Any:
-    found: Any = _module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _inner_code(module: str, qualname: str, mark: list[Any]) -> types.CodeType:
+def _inner_code(outer: types.FunctionType, depth: int, mark: list[Any]) -> types.CodeType:
     """The code of a function inside others, found by going through what these contain."""
-    outer, *inner = qualname.split(".<locals>.")
-    codes = [_ours(module, outer).__code__]
-    for _ in inner:
+    codes = [outer.__code__]
+    for _ in range(depth):
         codes = [c for code in codes for c in code.co_consts if isinstance(c, types.CodeType)]
     for code in codes:
         if _mark(code) == mark:
             return code
-    raise NotPortable(f"the function {module}.{qualname}, which has changed")
+    raise NotPortable(f"a function inside {outer.__module__}.{outer.__qualname__}, which has changed")
