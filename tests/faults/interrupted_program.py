@@ -23,7 +23,9 @@ import poptorch
 from poptorch.host import width
 
 width.WORTH_A_THREAD_SECONDS = 0.0  # workers run the pipeline, however small its stages are
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
+"""The end of any program that has imported torch takes seconds on a busy machine."""
+
 ROWS = 12
 
 

@@ -14,26 +14,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Place:
-    """A caller's place in the queue. Its lock is held from before the caller arrives until it has left."""
+_Lock: Any = type(threading.RLock())
 
-    __slots__ = ("before", "condition", "lock", "passed", "thread")
+
+class _Place(_Lock):
+    """A caller's place in the queue: a lock that is held from before the caller arrives until it has left."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.condition = threading.Condition(self.lock)
         self.thread = threading.get_ident()
         self.before: _Place | None = None
         self.passed = False
         """Whether the turn came; a caller that was interrupted while it waited leaves without it."""
 
     def is_held(self) -> bool:
-        """Whether the calling thread is in this place."""
-        try:
-            self.condition.notify()  # no thread waits for it: only the owner of the lock may call it
-        except RuntimeError:
-            return False
-        return True
+        """Whether the calling thread has this place."""
+        return bool(self._is_owned())
 
 
 class Turns:
@@ -74,7 +69,7 @@ class Turns:
         if self.is_mine():
             return function(*args, **kwargs)
         place = _Place()
-        with place.lock:
+        with place:
             with self._guard:
                 place.before, self._last = self._last, place
             self._wait(place)
@@ -83,7 +78,7 @@ class Turns:
     def _wait(self, place: _Place) -> None:
         before = place.before
         while before is not None:
-            with before.lock:  # free as soon as that caller has left
+            with before:  # free as soon as that caller has left
                 pass
             before = None if before.passed else before.before
         self._current = place

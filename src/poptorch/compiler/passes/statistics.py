@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from poptorch.compiler.passes.context import Context
 
 _NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+_CAST = torch.ops.aten._to_copy.default
 _STATISTICS = (3, 4)
 """Positions of the running mean and variance, among the operands of the operation and among its results."""
 
@@ -35,8 +36,17 @@ def return_old_statistics(program: Program, context: Context) -> str:
                 continue
             for new in [u for u in norm.users if u.target is operator.getitem and u.args[1] == position]:
                 before[new] = old
-                readers = [u for u in new.users if not is_write(u) and u.target is not _NORM]
-                for reader in readers:
-                    reader.replace_input_with(new, old)
-                changed += len(readers)
+                changed += _read_old(new, old)
     return summary(changed, f"{changed} reads of statistics come before their update")
+
+
+def _read_old(new: fx.Node, old: fx.Node) -> int:
+    """Let all that reads a new statistic read the old one, but for the next normalisation and for the write."""
+    changed = 0
+    for user in list(new.users):
+        if user.target is _CAST and any(is_write(reader) for reader in user.users):
+            changed += _read_old(user, old)  # as the buffer keeps it: the old one has this type already
+        elif not is_write(user) and user.target is not _NORM:
+            user.replace_input_with(new, old)
+            changed += 1
+    return changed

@@ -6,6 +6,7 @@ Where to cut is torch's own problem: its partitioner decides what is kept and wh
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,6 +205,9 @@ def _mark_forward(joint: fx.GraphModule, outputs: int) -> None:
         if "partitioner_tag" not in node.meta:
             node.meta["partitioner_tag"] = "is_forward"
             queue += node.all_input_nodes
+    for node in joint.graph.nodes:  # all results of one operation: the partitioner cannot keep several as one value
+        if node.target is operator.getitem and "partitioner_tag" in node.args[0].meta:
+            node.meta["partitioner_tag"] = "is_forward"
     operations = [n for n in joint.graph.nodes if n.op not in ("placeholder", "output")]
     first_of_backward = next((n for n in operations if "partitioner_tag" not in n.meta), None)
     if first_of_backward is not None:
