@@ -34,7 +34,7 @@ class Bomb:
         if self.left is not None:
             self.left -= 1
             if self.left == 0:
-                raise self.error
+                raise type(self.error)(*self.error.args)  # a new one: errors keep the frames that they came through
         return x
 
 
