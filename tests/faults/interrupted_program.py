@@ -22,7 +22,6 @@ from torch import nn
 import poptorch
 from poptorch.host import width
 
-width.WORTH_A_THREAD_SECONDS = 0.0  # workers run the pipeline, however small its stages are
 PATIENCE_S = 20.0
 """The end of any program that has imported torch takes seconds on a busy machine."""
 
@@ -145,6 +144,7 @@ def interrupt(child: int, begun: int, delay_s: float, whole_group: bool) -> dict
 
 
 if __name__ == "__main__":
+    width.WORTH_A_THREAD_SECONDS = 0.0  # workers run the pipeline, however small its stages are
     tries, sharing = int(sys.argv[1]), sys.argv[2]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     executors = {strategy: executor_of(strategy) for strategy in STRATEGIES}
