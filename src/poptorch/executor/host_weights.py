@@ -64,6 +64,21 @@ class WeightsOnDevice(Protocol):
         """Device parameters by name, not copied."""
 
 
+class _Unwatched:
+    """The time in which uses of the tensors are our own. Every call enters it, so it is no generator."""
+
+    __slots__ = ("_previous", "_weights")
+
+    def __init__(self, weights: HostWeights) -> None:
+        self._weights = weights
+
+    def __enter__(self) -> None:
+        self._previous = self._weights.watch(False)
+
+    def __exit__(self, *error: object) -> None:
+        self._weights.watch(self._previous)
+
+
 class HostWeights:
     """Parameters and buffers of one wrapped model on the host.
 
@@ -174,14 +189,14 @@ class HostWeights:
         if self._watched:
             self.download_if_needed()
 
-    @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
+    def unwatched(self) -> _Unwatched:
         """In here, uses of the tensors are our own and need no fresh values."""
-        previous, self._watched = self._watched, False
-        try:
-            yield
-        finally:
-            self._watched = previous
+        return _Unwatched(self)
+
+    def watch(self, watched: bool) -> bool:
+        """Whether uses of the tensors may need fresh values from now on; returns what held before."""
+        previous, self._watched = self._watched, watched
+        return previous
 
     # -- copies --------------------------------------------------------------------------------------------------
 

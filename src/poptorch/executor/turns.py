@@ -26,6 +26,9 @@ class _Place(_Lock):
         self.passed = False
         """Whether the turn came; a caller that was interrupted while it waited leaves without it."""
 
+        self.taken = True
+        """Whether the caller is still there, as far as it could say."""
+
     def is_held(self) -> bool:
         """Whether the calling thread has this place."""
         return bool(self._is_owned())
@@ -68,12 +71,25 @@ class Turns:
             self._reset()
         if self.is_mine():
             return function(*args, **kwargs)
+        last = self._last
+        if last is not None and not last.taken:  # as a rule there is one caller, and its old place will do
+            with last:
+                if self._last is last:  # no other caller came in between, and who comes now waits for this place
+                    last.thread = threading.get_ident()
+                    return self._call(last, function, *args, **kwargs)
         place = _Place()
         with place:
             with self._guard:
                 place.before, self._last = self._last, place
             self._wait(place)
+            return self._call(place, function, *args, **kwargs)
+
+    def _call(self, place: _Place, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        place.taken = True
+        try:
             return function(*args, **kwargs)
+        finally:
+            place.taken = False
 
     def _wait(self, place: _Place) -> None:
         before = place.before
