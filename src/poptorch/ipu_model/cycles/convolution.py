@@ -79,7 +79,9 @@ def _positions_1x1(unit: MatrixUnit, m: Array, zeroes: bool) -> Array:
     first = [m == 0, m == 1, m == 2]
     if unit.keeps_state:
         extra = (1 if zeroes else 2) - 7
-        return np.select(first, [20.0 + extra, 31.0 + extra, 40.0 + extra], (37.0 if zeroes else 38.0) + 4 * (m - 3) - 7)
+        return np.select(
+            first, [20.0 + extra, 31.0 + extra, 40.0 + extra], (37.0 if zeroes else 38.0) + 4 * (m - 3) - 7
+        )
     if unit.half_inputs:
         zeroing = (2 + 2 * m) if zeroes else 0 * m
         return np.select(first, [24.0 + 0 * m, 39.0 + zeroing, 40.0 + zeroing], 41.0 + zeroing + 4 * (m - 3))
@@ -120,7 +122,7 @@ def matrix_1x1(
 
 
 def _row_pieces(elements: Array, width: Array) -> list[tuple[Array, Array, Array, Array]]:
-    """For each worker: the sizes of its first and last piece of a row, and its number of whole rows between; its size."""
+    """For each worker: sizes of its first and last piece of a row, the number of whole rows between, and its size."""
     pieces = []
     for worker in range(_WORKERS):
         begin = np.floor(worker * elements / _WORKERS)
@@ -138,7 +140,9 @@ def _piece_nx1(unit: MatrixUnit, m: Array) -> Array:
     """Worker cycles of one piece of a row."""
     if unit.half_inputs:
         extra = 1 if unit.units == 16 or not unit.half_partials else 0
-        cycles = np.select([m == 0, m == 1, m == 2], [17.0 + 0 * m, 29.0 + 0 * m, 33.0 + extra + 0 * m], 34 + 4 * (m - 3))
+        cycles = np.select(
+            [m == 0, m == 1, m == 2], [17.0 + 0 * m, 29.0 + 0 * m, 33.0 + extra + 0 * m], 34 + 4 * (m - 3)
+        )
     else:
         cycles = np.select([m == 0, m == 1, m == 2], [17.0 + 0 * m, 33.0 + 0 * m, 44.0 + 0 * m], 45 + 8 * (m - 3))
     return 3 + cycles - 9
@@ -183,9 +187,7 @@ def matrix_nx1(
     return np.asarray(fixed + count * (16 + inner * (14 + outer * (14 + loop))))
 
 
-def zero_partials(
-    positions: Sizes, output_groups: Sizes = 1, outputs_per_group: int = 16, groups: Sizes = 1
-) -> Array:
+def zero_partials(positions: Sizes, output_groups: Sizes = 1, outputs_per_group: int = 16, groups: Sizes = 1) -> Array:
     """Clear the partial results before a vertex that only accumulates.
 
     >>> float(zero_partials(28, 2))
@@ -195,14 +197,15 @@ def zero_partials(
     return np.asarray(_WORKERS * np.asarray(groups) * np.asarray(output_groups) * (np.ceil(share / 2) + 5))
 
 
-def dot_product(channels: int, half_inputs: bool, half_partials: bool) -> int:
+def dot_product(channels: Sizes, half_inputs: bool, half_partials: bool) -> Array:
     """Worker cycles of the sum of products over some channels, without the matrix unit."""
+    n = np.asarray(channels, np.float64)
     vector = 4 if half_inputs else 2
     both = half_inputs and half_partials
-    width = next(it for it in (vector, 2, 1) if it <= vector and channels % it == 0)
     outputs = 2 if both else 1
-    loop = (channels // width) * (1 if width == vector else 2)
-    return 3 * outputs + int(both) + 4 + (outputs if width < vector else 0) + loop - int(half_inputs)
+    width = np.select([n % vector == 0, n % 2 == 0], [vector, 2], 1)
+    loop = (n / width) * np.where(width == vector, 1, 2)
+    return np.asarray(3 * outputs + both + 4 + np.where(width < vector, outputs, 0) + loop - half_inputs)
 
 
 def horizontal_mac(
@@ -210,8 +213,8 @@ def horizontal_mac(
     half_partials: bool,
     positions: Sizes,
     kernel_positions: Sizes,
-    channels: int,
-    outputs: int,
+    channels: Sizes,
+    outputs: Sizes,
     input_groups: Sizes = 1,
     output_groups: Sizes = 1,
     groups: Sizes = 1,
@@ -224,7 +227,7 @@ def horizontal_mac(
     most, _ = _share(np.asarray(positions, np.float64))
     both = half_inputs and half_partials
     step = 2 if both else 1
-    done = -(-outputs // step)  # two outputs at a time with float16 partial results
+    done = ceil_div(outputs, step)  # two outputs at a time with float16 partial results
     item = 19 + most * (7 + done * dot_product(channels, half_inputs, half_partials))
     saving = 6 if half_inputs else 0
     worker = np.asarray(kernel_positions, np.float64) * (16 - saving + item + 16)
@@ -262,7 +265,9 @@ def vertical_mac(
     values = outputs * g
     zero = 4 + values / (4 if half_partials else 2)
     float_partials = 0 if half_partials else 1
-    reduction = 10 - float_partials + (7 + 2 * float_partials + (1 if half_partials else 2) * 5) * np.ceil(values / 6) / g
+    reduction = (
+        10 - float_partials + (7 + 2 * float_partials + (1 if half_partials else 2) * 5) * np.ceil(values / 6) / g
+    )
     inner = zero + 32 + np.asarray(input_groups) * (24 + _WORKERS * worker) + reduction
     return np.asarray(61 + 14 + 25 + float_partials + np.asarray(groups) * inner)
 
@@ -270,7 +275,11 @@ def vertical_mac(
 def _slic_row(m: Array, zeroes: bool, stride: int) -> Array:
     if stride == 2:
         return np.where(m < 3, 13.0, 15.0 + 2 * (m - 3))
-    few = 13 + np.where(m > 1, m, 0) if zeroes else np.where(m == 1, 13.0, 7 + 1 + (m - 1) + 2 + (4 - m) + 2 + (m - 1) + 3)
+    few = (
+        13 + np.where(m > 1, m, 0)
+        if zeroes
+        else np.where(m == 1, 13.0, 7 + 1 + (m - 1) + 2 + (4 - m) + 2 + (m - 1) + 3)
+    )
     return np.where(m < 5, few, 15.0 + (m - 5))
 
 
