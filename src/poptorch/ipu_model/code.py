@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from poptorch.ipu_model.costing import OpRecord
+from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.steps import Exchange, Step
 from poptorch.ipu_model.tiles import TileBytes
 

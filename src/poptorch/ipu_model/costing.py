@@ -1,134 +1,54 @@
-"""The cost of every operation of a program."""
+"""What one operation costs: its rule, or the fallback; computed once for equal operations."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import fx
 
 from poptorch.ipu_model.architecture import Architecture
+from poptorch.ipu_model.rules.call import Call, Rule, Table
+from poptorch.ipu_model.rules.describe import describe
+from poptorch.ipu_model.rules.fallback import fallback
+from poptorch.ipu_model.settings import CostSettings
 from poptorch.ipu_model.steps import OpCost
-from poptorch.ipu_model.tiles import tensor_bytes
-from poptorch.program.opinfo import OpInfo, Sweep, info_of, set_info
+from poptorch.ops.traits import Kind, traits_of
 
-CostRule = Callable[[fx.Node], OpCost]
+_FREE = {Kind.VIEW, Kind.HINT, Kind.STRUCTURE}
+"""Kinds of operations that name, look or tell: an IPU has nothing to do for them."""
 
-
-@dataclass(frozen=True)
-class Cycles:
-    """Time on one IPU by what it is spent on."""
-
-    compute: float = 0.0
-    exchange: float = 0.0
-    sync: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.compute + self.exchange + self.sync
-
-    def __add__(self, other: Cycles) -> Cycles:
-        return Cycles(self.compute + other.compute, self.exchange + other.exchange, self.sync + other.sync)
-
-    def times(self, factor: float) -> Cycles:
-        """So many of these one after the other."""
-        return Cycles(self.compute * factor, self.exchange * factor, self.sync * factor)
+_NOTHING = OpCost()
 
 
-def cycles_of(cost: OpCost, chip: Architecture) -> Cycles:
-    """The time of an operation; its total is ``cost.cycles(chip)``."""
-    compute = exchange = 0.0
-    for step in cost.steps:
-        compute += step.repeat * step.cycles
-        exchange += step.repeat * (0.0 if step.exchange is None else step.exchange.cycles(chip))
-    return Cycles(compute, exchange, cost.cycles(chip) - compute - exchange)
+def cost_of(node: fx.Node, chip: Architecture, settings: CostSettings = CostSettings()) -> OpCost:
+    """What a node of a program, or of its update, costs on one IPU.
+
+    Reads shapes and types from ``node.meta["val"]`` of the node and its operands. What the node says about partial
+    sums, available memory and cycles wins over the settings. An operation without a rule has the cost of
+    :func:`poptorch.ipu_model.rules.fallback.fallback`, and says so (``covered``). An operation whose sizes
+    depend on data is an error.
+    """
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return _NOTHING
+    if traits_of(node).kind in _FREE:
+        return _NOTHING
+    return cost(describe(node, chip, settings))
 
 
-@dataclass(frozen=True)
-class OpRecord:
-    """One operation with its cost: what reports are made of."""
-
-    name: str
-    """Of its value in the program."""
-
-    operator: str
-    cost: OpCost = field(repr=False)
-    cycles: Cycles
-    bytes: int
-    """Of its operands and results."""
-
-    kind: int
-    """Operations of one kind are the same code."""
-
-    info: OpInfo = field(repr=False)
-
-    @property
-    def scope(self) -> str:
-        """The layer that it belongs to."""
-        return self.info.scope
-
-    @property
-    def source(self) -> str:
-        """File and line of the user's code, or nothing."""
-        return "" if self.info.source is None else str(self.info.source)
-
-    @property
-    def sweep(self) -> Sweep:
-        return self.info.sweep
+@lru_cache(maxsize=16384)
+def cost(call: Call) -> OpCost:
+    """What an operation costs."""
+    rule = rule_for(call.name)
+    return rule(call) if rule is not None else fallback(call)
 
 
-class CostBook:
-    """The costs of all operations of a model; rules give equal operations the same object."""
-
-    def __init__(self, chip: Architecture, rule: CostRule) -> None:
-        self.chip = chip
-        self._rule = rule
-        self._known: dict[int, tuple[OpCost, Cycles, int]] = {}
-        """By the identity of the cost, which is kept alive here."""
-
-        self.operations = 0
-        self.uncovered: dict[str, int] = {}
-        """How often an operator without a rule of its own occurs."""
-
-    @property
-    def kinds(self) -> int:
-        """How many kinds of operations there are."""
-        return len(self._known)
-
-    def records(self, nodes: Iterable[fx.Node]) -> Iterator[OpRecord]:
-        """Of all operations that compute something."""
-        for node in nodes:
-            if node.target is not operator.getitem:
-                yield self.record(node)
-
-    def record(self, node: fx.Node) -> OpRecord:
-        """The cost of one operation."""
-        cost = self._rule(node)
-        if id(cost) not in self._known:
-            self._known[id(cost)] = (cost, cycles_of(cost, self.chip), len(self._known))
-        _, cycles, kind = self._known[id(cost)]
-        self.operations += 1
-        if not cost.covered:
-            name = str(node.target)
-            self.uncovered[name] = self.uncovered.get(name, 0) + 1
-        moved = tensor_bytes(node.meta.get("val")) + sum(tensor_bytes(o.meta.get("val")) for o in node.all_input_nodes)
-        return OpRecord(node.name, str(node.target), cost, cycles, moved, kind, info_of(node))
+def rule_for(name: str) -> Rule | None:
+    """The rule for operations with this bare name, if there is one."""
+    return RULES.get(name)
 
 
-def call_of(target: Callable[..., object], *shapes: tuple[tuple[int, ...], torch.dtype]) -> fx.Node:
-    """An operation that is in no program: ``target`` with operands of these shapes and types, in place."""
-    graph = fx.Graph()
-    operands = []
-    for index, (shape, dtype) in enumerate(shapes):
-        operand = graph.placeholder(f"operand_{index}")
-        operand.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
-        operands.append(operand)
-    node = graph.call_function(target, tuple(operands))
-    node.meta["val"] = operands[0].meta["val"]
-    set_info(node, OpInfo(sweep=Sweep.UPDATE))
-    return node
+RULES: Table = {}
+"""All rules, by the bare names of operations."""
 
-
-__all__ = ["CostBook", "CostRule", "Cycles", "OpRecord", "call_of", "cycles_of"]
+__all__ = ["RULES", "cost", "cost_of", "rule_for"]

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.passes.stages import StageProgram
-from poptorch.ipu_model.costing import OpRecord
+from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.tiles import Span, TileBytes, TileMapper, TileSum, element_bytes, tensor_bytes
 from poptorch.ops.traits import traits_of

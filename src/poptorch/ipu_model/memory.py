@@ -12,7 +12,7 @@ from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.memory import Category, Home
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.code import CodeBytes
-from poptorch.ipu_model.costing import OpRecord
+from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.liveness import Liveness, walk
 from poptorch.ipu_model.tiles import Span, TileBytes, TileMapper, element_bytes

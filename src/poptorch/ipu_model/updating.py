@@ -13,7 +13,7 @@ from torch import fx
 
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.memory import Category, Home
-from poptorch.ipu_model.costing import CostBook, OpRecord
+from poptorch.ipu_model.book import CostBook, OpRecord
 from poptorch.program.opinfo import info_of, set_info
 from poptorch.program.update import UpdateProgram
 
