@@ -11,8 +11,8 @@ from torch import fx
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.memory import Category, Home
 from poptorch.ipu_model.architecture import Architecture
-from poptorch.ipu_model.code import CodeBytes
 from poptorch.ipu_model.book import OpRecord
+from poptorch.ipu_model.code import CodeBytes
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.liveness import Liveness, walk
 from poptorch.ipu_model.tiles import Span, TileBytes, TileMapper, element_bytes
@@ -31,9 +31,6 @@ CATEGORIES: Mapping[Category, str] = {
 
 FRAGMENTATION = 0.03
 """Share of the memory that is not always live that is lost between allocations."""
-
-STREAM_BUFFER_ROWS = 2
-"""Inputs that wait on input and output tiles: the one in use, and the next one."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ class _Memory:
 
     def found(self) -> IpuMemory:
         """All of it."""
-        tensors = [*self._homes(), *self._stashes(), *self._buffers()]
+        tensors = [*self._homes(), *self._stashes()]
         by_category: dict[str, TileBytes] = {}
         for tensor in tensors:
             tiles = by_category.setdefault(tensor.category, np.zeros(self._chip.tiles))
@@ -225,10 +222,6 @@ class _Memory:
             for s in self._flow.stashes
             if s.ipu == self._ipu and s.on_chip
         ]
-
-    def _buffers(self) -> list[Tensor]:
-        """What waits on input and output tiles, if there are any; those tiles are not counted here."""
-        return []
 
     def _code(self) -> CodeBytes:
         outlined = bool(self._device.settings.backend.get("enableOutlining", True))
