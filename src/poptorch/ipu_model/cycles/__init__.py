@@ -1,1 +1,1 @@
-"""Cycles of the codelets of an IPU, as functions of sizes and types."""
+"""How many cycles a tile spends in each kind of vertex: pure formulas, without any planning."""
