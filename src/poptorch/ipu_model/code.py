@@ -103,8 +103,9 @@ class CodeBytes:
     _known: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for category, share in (("stack", STACK), ("control code", CONTROL_BASE), ("host exchange code", HOST_EXCHANGE)):
-            self._add(category, self.tiles, share)
+        self._add("stack", self.tiles, STACK)
+        self._add("control code", self.tiles, CONTROL_BASE)
+        self._add("host exchange code", self.tiles, HOST_EXCHANGE)
 
     def add(self, records: Iterable[OpRecord]) -> None:
         """Count these operations."""
@@ -122,8 +123,8 @@ class CodeBytes:
     def _step(self, step: Step) -> None:
         if step.exchange is not None:
             # Tiles that do not compute still send.
-            tiles = max(step.tiles, min(self.tiles, math.ceil(step.exchange.total_bytes / step.exchange.tile_bytes)))\
-                if step.exchange.tile_bytes else step.tiles
+            senders = math.ceil(step.exchange.total_bytes / max(step.exchange.tile_bytes, 1.0))
+            tiles = max(step.tiles, min(self.tiles, senders))
             self._add("exchange code", tiles, exchange_code(step.exchange))
         for vertices in step.vertices:
             tiles = min(self.tiles, max(1, min(step.tiles, vertices.total)))

@@ -237,7 +237,8 @@ class _Memory:
         temporary = max((r.cost.temporary_bytes for r in self._update.on(self._ipu)), default=0.0)
         by_weight: dict[str, int] = {}
         for home in self._device.memory.streaming():
-            if home.category is Category.OPTIMIZER and self._ipu in (self._device.plan.parts[p].ipu for p in home.parts):
+            here = any(self._device.plan.parts[p].ipu == self._ipu for p in home.parts)
+            if home.category is Category.OPTIMIZER and here:
                 weight = home.name.partition("___")[2]
                 by_weight[weight] = by_weight.get(weight, 0) + home.bytes_per_replica
         return temporary + max(by_weight.values(), default=0) / self._chip.tiles

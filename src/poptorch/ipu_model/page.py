@@ -36,13 +36,14 @@ def _headline(estimate: Estimate) -> list[str]:
 
 def _time(estimate: Estimate) -> list[str]:
     timeline = estimate.timeline
-    peak = estimate.flops / estimate.seconds / (len(estimate.ipus) * estimate.replicas) / 1e12 if estimate.seconds else 0
+    ipu_seconds = estimate.seconds * len(estimate.ipus) * estimate.replicas
+    useful = estimate.flops / ipu_seconds / 1e12 if ipu_seconds else 0.0
     lines = [
         f"throughput   {estimate.throughput:,.1f} samples/s",
         f"latency      {_seconds(estimate.latency)} for a micro-batch",
         f"one call     {_seconds(estimate.seconds)}, {estimate.cycles:,} cycles",
         f"bound by     {estimate.bound_by}: " + ", ".join(_shares(estimate)),
-        f"useful work  {peak:.1f} TFLOPS an IPU",
+        f"useful work  {useful:.1f} TFLOPS an IPU",
     ]
     if len(estimate.ipus) > 1:
         lines.append(f"bubbles      {estimate.bubble:.1%} of the time, IPUs wait for each other")
@@ -58,7 +59,7 @@ def _time(estimate: Estimate) -> list[str]:
 def _shares(estimate: Estimate) -> list[str]:
     spent = estimate.timeline.spent
     ranked = sorted(spent.by.items(), key=lambda item: -item[1])
-    return [f"{key} {cycles / spent.total:.0%}" for key, cycles in ranked if spent.total and cycles / spent.total > 0.005]
+    return [f"{key} {cycles / spent.total:.0%}" for key, cycles in ranked if cycles > 0.005 * spent.total]
 
 
 def _seconds(seconds: float) -> str:

@@ -57,8 +57,10 @@ class TileMapper:
         """The tiles of a tensor of ``size`` bytes; ``tile_bytes`` if a plan says what the busiest one holds.
 
         >>> mapper = TileMapper(1472)
-        >>> mapper.linear(1472 * 400, 2), mapper.linear(512, 4), mapper.linear(256, 4)
-        (Span(first=0, tiles=1472, share=400.0), Span(first=0, tiles=4, share=128.0), Span(first=4, tiles=2, share=128.0))
+        >>> mapper.linear(1472 * 400, 2)
+        Span(first=0, tiles=1472, share=400.0)
+        >>> mapper.linear(512, 4), mapper.linear(256, 4)
+        (Span(first=0, tiles=4, share=128.0), Span(first=4, tiles=2, share=128.0))
         """
         if size <= 0:
             return Span(self._next, 0, 0.0)

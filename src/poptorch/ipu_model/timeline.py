@@ -1,4 +1,4 @@
-"""When IPUs do what: pipeline cycles with fill and drain, shards, phases, collectives, links, host and streaming memory.
+"""When IPUs do what: pipeline cycles with fill and drain, shards, phases, collectives, links, host, streaming memory.
 
 A call is a number of *rounds* (micro-batches up to a weight update; in inference, all micro-batches of the call). The
 time of a round is worked out from a few kinds of cycles, never by walking through all of its micro-batches.
@@ -6,11 +6,13 @@ time of a round is worked out from a few kinds of cycles, never by walking throu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import fx
 
 from poptorch.compiler.memory import Category, Home
@@ -20,7 +22,7 @@ from poptorch.ipu_model.book import Cycles, OpRecord
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.tiles import element_bytes
 from poptorch.ipu_model.updating import UpdateCosts
-from poptorch.program.program import Role
+from poptorch.program.program import Port, Role
 from poptorch.schedule import Kind
 
 RESOURCES = ("compute", "exchange", "link", "host", "DDR")
@@ -31,30 +33,29 @@ RESOURCES = ("compute", "exchange", "link", "host", "DDR")
 class Spent:
     """Cycles by what they are spent on."""
 
-    by: Counter[str] = field(default_factory=Counter)
+    by: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def on_chip(cls, cycles: Cycles) -> Spent:
         """Cycles of an IPU by itself."""
-        return cls(Counter(compute=cycles.compute, exchange=cycles.exchange, sync=cycles.sync))  # type: ignore[arg-type]
+        return cls({"compute": cycles.compute, "exchange": cycles.exchange, "sync": cycles.sync})
 
     @property
     def total(self) -> float:
-        return float(sum(self.by.values()))
+        return sum(self.by.values())
+
+    def on(self, key: str) -> float:
+        """The cycles that are spent on one thing."""
+        return self.by.get(key, 0.0)
 
     def add(self, other: Spent, times: float = 1.0) -> None:
         """Put other cycles after these."""
         for key, cycles in other.by.items():
-            self.by[key] += cycles * times  # type: ignore[assignment]
+            self.spend(key, cycles * times)
 
     def spend(self, key: str, cycles: float) -> None:
         """Put some cycles after these."""
-        self.by[key] += cycles  # type: ignore[assignment]
-
-    def __add__(self, other: Spent) -> Spent:
-        both = Spent(Counter(self.by))
-        both.add(other)
-        return both
+        self.by[key] = self.on(key) + cycles
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Timeline:
     @property
     def bound_by(self) -> str:
         """Where most of the time goes."""
-        return max(RESOURCES, key=lambda key: self.spent.by[key])
+        return max(RESOURCES, key=self.spent.on)
 
 
 def timeline_of(
@@ -209,8 +210,9 @@ class _Times:
         results = self._device.program.results
         outputs = [homes[results[i]] for i in stage.results if results[i] in homes] if self._every_output else []
         shown = hidden = 0.0
-        for tensor in (*inputs, *outputs):
-            size = _size(tensor.shape) * element_bytes(tensor.dtype)
+        tensors: list[Port | Home] = [*inputs, *outputs]
+        for tensor in tensors:
+            size = math.prod(tensor.shape) * element_bytes(tensor.dtype)
             if self._io_tiles and tensor.overlap not in (None, OverlapMode.NoOverlap):
                 hidden += size
             else:
@@ -226,7 +228,7 @@ class _Times:
         if self._every_output:
             return Spent()
         size = sum(h.elements * element_bytes(h.dtype) for h in self._device.memory.of(Category.OUTPUT))
-        return Spent(Counter(host=self._host_cycles(size)))  # type: ignore[arg-type]
+        return Spent({"host": self._host_cycles(size)})
 
     def _host_cycles(self, size: float) -> float:
         """The IPUs of a host link share it; so do all IPUs of small replicas."""
@@ -334,8 +336,8 @@ class _Times:
     def _phased(self, slots: Sequence[SlotTime]) -> tuple[Spent, float, float]:
         """Two micro-batches show how much each one more takes."""
         one, two = (self._ticks(slots, micro) for micro in (1, 2))
-        more = Spent(Counter({key: two.by[key] - one.by[key] for key in two.by}))
-        whole = Spent(Counter(one.by))
+        more = Spent({key: two.on(key) - one.on(key) for key in two.by})
+        whole = Spent(dict(one.by))
         whole.add(more, self._micro - 1)
         return whole, more.total, one.total
 
@@ -354,7 +356,7 @@ class _Times:
         if kind in (Kind.LOAD, Kind.STORE):
             size = max((self._device.memory.loaded_by(p) for p in parts), default=0)
             both = 2.0 if kind is Kind.LOAD and self._device.settings.training else 1.0
-            return Spent(Counter(DDR=both * self._streaming_cycles(size)))  # type: ignore[arg-type]
+            return Spent({"DDR": both * self._streaming_cycles(size)})
         spent = Spent()
         for slot in slots:
             if slot.part in parts and slot.backward == (kind is Kind.BACKWARD):
@@ -392,7 +394,7 @@ class _Times:
         return weight.elements * element_bytes(accumulators.get(weight.name, weight.dtype))
 
     @cached_property
-    def _accumulator_types(self) -> Mapping[str, object]:
+    def _accumulator_types(self) -> Mapping[str, torch.dtype]:
         return dict(self._device.update.accumulators) if self._device.update is not None else {}
 
     def _on(self, home: Home, ipu: int) -> bool:
@@ -407,13 +409,6 @@ def _hops(source: int, target: int) -> list[tuple[int, int]]:
     """
     step = 1 if target > source else -1
     return [(ipu, ipu + step) for ipu in range(source, target, step)]
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 __all__ = ["RESOURCES", "SlotTime", "Spent", "Timeline", "timeline_of"]

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -83,8 +83,8 @@ class _Scattered:
                     yield owner, self._alone(node, owner, None)
 
     def _own_item(self, node: fx.Node) -> None:
-        source, index = node.args
-        lists = [a for a in (*source.args, *source.kwargs.values()) if _is_node_list(a)]  # type: ignore[union-attr]
+        source, index = cast(tuple[fx.Node, int], node.args)
+        lists: list[Any] = [a for a in (*source.args, *source.kwargs.values()) if _is_node_list(a)]
         if lists and index < len(lists[0]) and lists[0][index] in self._owners:
             self._owners[node] = self._owners[lists[0][index]]
         elif source in self._owners:
