@@ -18,8 +18,7 @@ from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
 from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.plan import Plan
-from poptorch.compiler.request import is_offline
-from poptorch.enums import OutputMode
+from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
@@ -503,15 +502,3 @@ def unwrapped(model: Any) -> Any:
     True
     """
     return model._user_model if isinstance(model, PoplarExecutor) else model
-
-
-def resolved_copy(options: Options, training: bool) -> Options:
-    """The executor's own options: the output mode decided, anchors completed."""
-    copied = options.clone()
-    if copied.defaultOutputMode():
-        copied.outputMode(OutputMode.Final if training else OutputMode.All)
-    for anchor in copied.anchored_tensors.values():
-        if anchor[1]:
-            anchor[2] = copied.output_mode
-            anchor[3] = copied.output_return_period if copied.output_mode == OutputMode.EveryN else 1
-    return copied
