@@ -99,6 +99,9 @@ from poptorch import optim
 # data
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
+# the IPU Model
+from poptorch import ipu_model
+
 # executor
 from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.wrapping import inferenceModel, load, trainingModel
