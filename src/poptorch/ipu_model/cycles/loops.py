@@ -128,7 +128,7 @@ def unary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> Loop:
 
 def binary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> Loop:
     """The loop of an operation with two operands of one size."""
-    if not dtype.is_floating_point and name not in ("compare", "not_equal"):
+    if name == "integer" or (not dtype.is_floating_point and name not in ("compare", "not_equal")):
         return (_WHOLE_UNSIGNED if dtype in _UNSIGNED else _WHOLE).get(name, Loop(7, 1))
     if name in _FAST:
         return Loop(3, vector_width(dtype))
@@ -139,7 +139,7 @@ def binary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> Loop:
 
 def scalar_loop(name: str, dtype: torch.dtype) -> Loop:
     """The loop of an operation with a tensor and one number."""
-    if not dtype.is_floating_point and name not in ("compare", "not_equal"):
+    if name == "integer" or (not dtype.is_floating_point and name not in ("compare", "not_equal")):
         return (_WHOLE_UNSIGNED if dtype in _UNSIGNED else _WHOLE).get(name, Loop(6, 1))
     if name in _FAST:
         return Loop(2, vector_width(dtype))
