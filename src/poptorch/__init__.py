@@ -58,7 +58,6 @@ from poptorch.placement import (
     ShardedExecution,
     Stage,
     removeBlocks,
-    autoPipeline,
 )
 
 # ops
@@ -101,6 +100,7 @@ from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # the IPU Model
 from poptorch import ipu_model
+from poptorch.ipu_model.pipelining import autoPipeline
 
 # executor
 from poptorch.executor.executor import PoplarExecutor
