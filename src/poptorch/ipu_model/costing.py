@@ -8,9 +8,23 @@ import torch
 from torch import fx
 
 from poptorch.ipu_model.architecture import Architecture
+from poptorch.ipu_model.rules import (
+    elementwise,
+    layers,
+    lookups,
+    moving,
+    optimizers,
+    pooling,
+    products,
+    programs,
+    recurrent,
+    reductions,
+    solving,
+)
 from poptorch.ipu_model.rules.call import Call, Rule, Table
 from poptorch.ipu_model.rules.describe import describe
 from poptorch.ipu_model.rules.fallback import fallback
+from poptorch.ipu_model.rules.optimizers import PREFIX, each_tensor
 from poptorch.ipu_model.settings import CostSettings
 from poptorch.ipu_model.steps import OpCost
 from poptorch.ops.traits import Kind, traits_of
@@ -45,10 +59,16 @@ def cost(call: Call) -> OpCost:
 
 def rule_for(name: str) -> Rule | None:
     """The rule for operations with this bare name, if there is one."""
+    if name not in RULES and name.startswith(PREFIX) and name.removeprefix(PREFIX) in RULES:
+        return each_tensor(RULES[name.removeprefix(PREFIX)])
     return RULES.get(name)
 
 
-RULES: Table = {}
+RULES: Table = {
+    name: rule
+    for family in (elementwise, reductions, layers, products, lookups, moving, pooling, recurrent, solving, optimizers)
+    for name, rule in family.RULES.items()
+} | programs.rules(cost_of)
 """All rules, by the bare names of operations."""
 
 __all__ = ["RULES", "cost", "cost_of", "rule_for"]

@@ -35,6 +35,9 @@ class Operand:
     home: int = 0
     """Which mapping to tiles it has, counted among the operands of one call: equal numbers, equal mappings."""
 
+    resident: bool = False
+    """Whether it is a weight or input of the program that lies as its forward operation wants it."""
+
     @cached_property
     def elements(self) -> int:
         """How many there are; a complex number counts two."""

@@ -13,13 +13,14 @@ from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.rules.call import Call, Operand, bare_name
 from poptorch.ipu_model.settings import CostSettings, partials_type
 from poptorch.ops.traits import Kind, Traits, traits_of
-from poptorch.program.opinfo import OpInfo, info_of
+from poptorch.program.opinfo import OpInfo, Sweep, info_of
 
 _FAR = 1000
 """Operations that the search for the origin of a mapping looks back at most."""
 
 _KEEPS_MAPPING = {Kind.VIEW, Kind.ELEMENTWISE, Kind.ACTIVATION, Kind.NORMALISATION, Kind.SOFTMAX, Kind.HINT}
 _PLANNED = {Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.POOLING}
+_ARRANGED = {Kind.PRODUCT, Kind.CONVOLUTION, Kind.RECURRENT}
 _LOOKUPS = {Kind.GATHER, Kind.SCATTER}
 
 
@@ -29,8 +30,11 @@ def describe(node: fx.Node, chip: Architecture, settings: CostSettings) -> Call:
     assert isinstance(operator, torch._ops.OpOverload), node
     homes: dict[object, int] = {}
 
+    planned = traits.kind in _ARRANGED and (info.sweep is Sweep.FORWARD or info.recomputed)
+
     def operand(value: fx.Node) -> Any:
-        return described(value.meta.get("val"), node, homes.setdefault(_home(value), len(homes)))
+        home = homes.setdefault(_home(value), len(homes))
+        return described(value.meta.get("val"), node, home, planned and _is_resident(value))
 
     given = dict(zip((a.name for a in operator._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     arguments = tuple(
@@ -61,13 +65,14 @@ def _planning(info: OpInfo, traits: Traits, settings: CostSettings) -> tuple[tor
     )
 
 
-def described(value: Any, node: fx.Node, home: int) -> Any:
+def described(value: Any, node: fx.Node, home: int, resident: bool = False) -> Any:
     """A value of a graph as rules see it: tensors are operands, lists are tuples, the rest is itself."""
     if isinstance(value, torch.Tensor):
         if any(not isinstance(size, int) for size in value.shape):
             raise _unknown_size(node, f"{tuple(value.shape)} depends on data")
         strided = value.layout == torch.strided
-        return Operand(tuple(value.shape), value.dtype, tuple(value.stride()) if strided else (), home)
+        strides = tuple(value.stride()) if strided else ()
+        return Operand(tuple(value.shape), value.dtype, strides, home, resident)
     if isinstance(value, (list, tuple)):
         return tuple(described(item, node, home) for item in value)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -112,6 +117,13 @@ def _home(node: fx.Node) -> object:
     value = node.meta.get("val")
     shape, strides = (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else ((), ())
     return how, _shape(origin.meta.get("val")), shape, strides
+
+
+def _is_resident(node: fx.Node) -> bool:
+    """Whether a value is a port of the program, seen as it is or through views."""
+    while node.op == "call_function" and traits_of(node).kind is Kind.VIEW and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op in ("placeholder", "get_attr")
 
 
 def _mapped_like(node: fx.Node) -> fx.Node | None:

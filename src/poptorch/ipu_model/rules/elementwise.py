@@ -7,6 +7,7 @@ import torch
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.cycles import elementwise as cycles
 from poptorch.ipu_model.cycles.loops import BINARY_NAMES
+from poptorch.ipu_model.cycles.scaled_add import scaled_add
 from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
 from poptorch.ipu_model.rules.expressions import expression, sequence
 from poptorch.ipu_model.rules.passes import bytes_to_align, distinct, each_element, elements_on_tile
@@ -64,9 +65,7 @@ _SEQUENCES = """
     heaviside: compare# select
     gcd lcm: remainder remainder remainder remainder
     nextafter: add
-    addcmul: multiply scaled_add
     addcdiv: divide scaled_add
-    lerp: subtract scaled_add
     sigmoid_backward: sigmoid'
     tanh_backward: tanh'
     threshold_backward: relu'
@@ -228,13 +227,10 @@ def _arithmetic(word: str) -> Rule:
         right = others[0] if others else None
         result = call.result
         scaled = call.get("alpha", 1) not in (1, None) and right is not None and right.elements == result.elements
-        steps = _casts(call, dtype, chip)
         if scaled and right is not None and left.elements == right.elements and word in ("add", "subtract"):
-            share = elements_on_tile(result.elements, dtype, chip)
-            moved, pieces = bytes_to_align(chip, result, (left, right), share)
-            steps += sequence(chip, call.name, "scaled_add", result.elements, dtype, moved, pieces)
-        else:
-            steps += binary_steps(chip, call.name, word, result, left, right, dtype)
+            return OpCost((_scaled_add(call, left, right),), flops=2.0 * result.elements)
+        steps = _casts(call, dtype, chip)
+        steps += binary_steps(chip, call.name, word, result, left, right, dtype)
         if result.dtype.is_complex and word in ("multiply", "divide"):
             steps *= _PRODUCT_OF_COMPLEX
         if call.get("rounding_mode") is not None:
@@ -242,6 +238,36 @@ def _arithmetic(word: str) -> Rule:
         return OpCost(tuple(steps), flops=float(result.elements))
 
     return rule
+
+
+def _scaled_add(call: Call, target: Operand, source: Operand, both_scaled: bool = False) -> Step:
+    """``target + scale * source``: types may differ."""
+    chip, dtype = call.chip, target.element_type
+    share = elements_on_tile(target.elements, dtype, chip)
+    moved, pieces = bytes_to_align(chip, target, (target, source), share)
+    other = source.element_type
+
+    def work(own: int) -> float:
+        return scaled_add(own, dtype, other, both_scaled)
+
+    return each_element(chip, call.name, target.elements, dtype, work, "scaled_add", moved, pieces)
+
+
+def _add_product(call: Call) -> OpCost:
+    """``target + value * left * right``; with a number among the factors that is one pass."""
+    target, *factors = call.operands
+    large = [factor for factor in factors if factor.elements > 1]
+    if len(large) == 1 and large[0].elements == target.elements:
+        return OpCost((_scaled_add(call, target, large[0]),), flops=2.0 * target.elements)
+    return pointwise(call, "multiply scaled_add")
+
+
+def _interpolate(call: Call) -> OpCost:
+    """``start + weight * (end - start)``; with one number for all elements that is one pass."""
+    start, end, *weight = call.operands
+    if start.elements == end.elements and all(number.elements == 1 for number in weight):
+        return OpCost((_scaled_add(call, start, end, both_scaled=True),), flops=3.0 * start.elements)
+    return pointwise(call, "subtract multiply add")
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -305,6 +331,8 @@ RULES: Table = {
     "minimum": _arithmetic("minimum"),
     "fmax": _arithmetic("maximum"),
     "fmin": _arithmetic("minimum"),
+    "addcmul": _add_product,
+    "lerp": _interpolate,
     "pow": _power,
     "float_power": _power,
     "gelu": _gelu("gelu"),

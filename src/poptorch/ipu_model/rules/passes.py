@@ -150,11 +150,11 @@ def _blocks(
         return (first,)
     partial = torch.float32 if dtype.is_floating_point and kind in _SUMS else dtype
     merge = "add" if kind == "square" else kind
-    once = (_merge(chip, name, outputs, parts, partial, merge),)
+    once = (collect(chip, name, outputs, parts, partial, merge),)
     root = math.ceil(math.sqrt(parts))
     twice = (
-        _merge(chip, name, outputs * -(-parts // root), root, partial, merge),
-        _merge(chip, name, outputs, -(-parts // root), partial, merge),
+        collect(chip, name, outputs * -(-parts // root), root, partial, merge),
+        collect(chip, name, outputs, -(-parts // root), partial, merge),
     )
     return (first, *min(once, twice, key=lambda steps: sum(step.duration(chip) for step in steps)))
 
@@ -162,7 +162,7 @@ def _blocks(
 _SUMS = {"add", "square", "log_add", "multiply"}
 
 
-def _merge(chip: Architecture, name: str, outputs: int, depth: int, dtype: torch.dtype, kind: str) -> Step:
+def collect(chip: Architecture, name: str, outputs: int, depth: int, dtype: torch.dtype, kind: str) -> Step:
     """Collect partial results from ``depth`` tiles each, and reduce them."""
     tiles = min(outputs, chip.tiles)
     own = -(-outputs // tiles)
@@ -211,6 +211,6 @@ def durations(steps: Sequence[Step], chip: Architecture) -> float:
 
 
 __all__ = [
-    "STATE", "TILE_COUNTS", "Cycles", "bytes_to_align", "distinct", "durations", "each_element", "elements_on_tile",
+    "STATE", "TILE_COUNTS", "Cycles", "bytes_to_align", "collect", "distinct", "durations", "each_element", "elements_on_tile",
     "move", "on_best_tiles", "reduce",
 ]  # fmt: skip
