@@ -125,6 +125,9 @@ class Settings:
     memory_proportions: Mapping[int, float] = field(default_factory=dict)
     """Share of tile memory that products on an IPU may use temporarily, by its number, for the IPU Model."""
 
+    io_tiles: int = 0
+    """Tiles of each IPU that are set aside for input and output, for the IPU Model."""
+
 
 def is_offline(options: Any) -> bool:
     """Whether programs are only compiled, for another machine."""
@@ -224,6 +227,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         ),
         groups=types.MappingProxyType(dict(request.groups)),
         backend=types.MappingProxyType(dict(backend_options)),
+        io_tiles=int(locations.toDict().get("numIOTiles", 0)),
         memory_proportions=types.MappingProxyType(dict(options.available_memory_proportion)),
     )
 

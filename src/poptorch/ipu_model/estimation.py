@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -78,7 +78,7 @@ def estimate(
 
 def estimate_program(device: DeviceProgram, chip: Architecture) -> Estimate:
     """Predict what a lowered program costs."""
-    io_tiles = int(device.settings.backend.get("numIOTiles", 0) or 0)
+    io_tiles = device.settings.io_tiles
     if io_tiles >= chip.tiles:
         raise createPoptorchError(f"{io_tiles} tiles for input and output leave none of {chip.tiles} to compute on.")
     computing = dataclasses.replace(chip, tiles=chip.tiles - io_tiles)
@@ -158,9 +158,4 @@ def _assumptions(device: DeviceProgram, chip: Architecture, io_tiles: int) -> tu
     return tuple(found)
 
 
-def example_list(inputs: Any) -> Sequence[Any]:
-    """Example inputs as a sequence of arguments."""
-    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-
-
-__all__ = ["Wrapped", "estimate", "estimate_program", "example_list"]
+__all__ = ["Wrapped", "estimate", "estimate_program"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -139,7 +140,18 @@ class Flow:
                 entries = last - self._arrival(value, ipu) + 1
                 if entries > 1:
                     found.append(Stash(value, ipu, entries, on_chip))
-        return tuple(found)
+        return (*found, *self._input_stashes())
+
+    def _input_stashes(self) -> Iterator[Stash]:
+        """Inputs of the model that a backward pass needs as well: they came with the forward pass of its part."""
+        for stage in self.device.plan.stages:
+            entries = self.number(stage.slot) - stage.part + 1
+            if not stage.backward or entries < 2:
+                continue
+            for port in [p for p in stage.program.ports if p.role is Role.INPUT][: len(stage.inputs)]:
+                item = element_bytes(port.dtype)
+                value = Value(port.name, math.prod(port.shape) * item, item, stage.part, (stage.slot,), ())
+                yield Stash(value, self.ipu_of(stage.slot), entries)
 
     def _arrival(self, value: Value, ipu: int) -> int:
         """The pipeline stage in which an IPU gets a value."""

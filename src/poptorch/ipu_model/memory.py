@@ -157,11 +157,10 @@ class _Memory:
         liveness = walk(self._flow, self._ipu, self._costs, always, gradients_stay=stay)
         update = self._updating()
         peak = float((always + liveness.at_peak).max())
-        if float(always.max()) + update > peak:
-            by_category["weight update"] = np.full(self._chip.tiles, update)
-        else:
-            by_category["activations and temporaries"] = liveness.at_peak
-            by_category["gaps"] = FRAGMENTATION * liveness.at_peak
+        updating = float(always.max()) + update > peak
+        coming = np.full(self._chip.tiles, update) if updating else liveness.at_peak
+        by_category["activations and temporaries"] = coming
+        by_category["gaps"] = FRAGMENTATION * coming
         return IpuMemory(
             self._ipu, self._chip.memory_per_tile, self._chip.code_memory, by_category, tensors, liveness, update
         )

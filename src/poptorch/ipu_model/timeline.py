@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.memory import Category, Home
+from poptorch.compiler.passes.stages import StageProgram
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.book import Cycles, OpRecord
@@ -205,7 +206,7 @@ class _Times:
     def _host_bytes(self, slot: int) -> tuple[float, float]:
         """Bytes that the computation waits for, and bytes that move meanwhile."""
         stage = next(s for s in self._device.plan.stages if s.slot == slot)
-        inputs = [p for p in stage.program.ports if p.role is Role.INPUT][: len(stage.inputs)]
+        inputs = [] if stage.backward and self._flow.pipelined else self._model_inputs(stage)
         homes = {h.name: h for h in self._device.memory.of(Category.OUTPUT)}
         results = self._device.program.results
         outputs = [homes[results[i]] for i in stage.results if results[i] in homes] if self._every_output else []
@@ -218,6 +219,9 @@ class _Times:
             else:
                 shown += size
         return shown, hidden
+
+    def _model_inputs(self, stage: StageProgram) -> list[Port]:
+        return [p for p in stage.program.ports if p.role is Role.INPUT][: len(stage.inputs)]
 
     @property
     def _every_output(self) -> bool:
