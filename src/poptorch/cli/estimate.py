@@ -72,7 +72,7 @@ def _function(text: str) -> Any:
     return function
 
 
-def _estimate(made: Any, arch: str, knobs: dict[str, float]) -> Estimate:
+def _estimate(made: Any, arch: str, knobs: dict[str, Any]) -> Estimate:
     if isinstance(made, Estimate):
         return made
     if isinstance(made, tuple) and made:
