@@ -84,6 +84,7 @@ def bert_inference(half: str) -> Estimate:
     model.eval()
     options = Options()
     options.Precision.setPartialsType(torch.float16)
+    options._Popart.set("enableOutlining", False)  # so that the compiler can say what each layer needs
     return estimate(model, options, *tokens, arch="mk2")
 
 
@@ -100,6 +101,10 @@ def _on_chip(found: Estimate) -> float:
     return sum(found.timeline.spent.on(key) for key in ("compute", "exchange", "sync"))
 
 
+def _without_gaps(found: Estimate) -> float:
+    return sum(size for kind, size in found.ipus[0].memory.items() if kind != "gaps")
+
+
 def measurements() -> list[Measurement]:
     """All of them; models are estimated when the first of their numbers is asked for."""
     bow = architecture("bow")
@@ -114,9 +119,11 @@ def measurements() -> list[Measurement]:
                     lambda n=n: scaled_add(n, torch.float32, torch.float32) + LAUNCH)  # type: ignore[misc]
         for n, published in SCALED_ADDS.items()
     ]  # fmt: skip
-    found.append(
-        Measurement("vendor's model", "(900x600)(600x300)(300x200), Mk2", "cycles", 34_655, lambda: _on_chip(two_products()))
-    )
+    run = "(900x600)(600x300)(300x200), Mk2"
+    found += [
+        Measurement("vendor's model", run, "cycles", 34_655, lambda: _on_chip(two_products())),
+        Measurement("vendor's model", f"{run}: without gaps", "bytes", 59_894_241, lambda: _without_gaps(two_products())),
+    ]
     for half, kinds in _MEMORY.items():
         cache: dict[str, float] = {}
 

@@ -33,12 +33,14 @@ MOST_POSITIONS = 512
 
 
 class Attention(nn.Module):
-    """Attention of all heads, with its residual connection; the three projections are one product."""
+    """Attention of all heads, with its residual connection."""
 
     def __init__(self, size: Size, before: bool) -> None:
         super().__init__()
         self.heads, self.before = size.heads, before
-        self.project = nn.Linear(size.hidden, 3 * size.hidden)
+        # BERT projects for queries, keys and values at once; ViT, which normalises before, one after the other.
+        widths = [size.hidden] * 3 if before else [3 * size.hidden]
+        self.projections = nn.ModuleList(nn.Linear(size.hidden, width) for width in widths)
         self.output = nn.Linear(size.hidden, size.hidden)
         self.norm = nn.LayerNorm(size.hidden)
         self.dropout = nn.Dropout(size.dropout)
@@ -47,7 +49,11 @@ class Attention(nn.Module):
         """Normalise before or after, as the model does."""
         batch, length, hidden = x.shape
         y = self.norm(x) if self.before else x
-        q, k, v = self.project(y).view(batch, length, 3, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            part.view(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
+            for projection in self.projections
+            for part in projection(y).split(hidden, -1)
+        )
         scores = torch.matmul(q, k.transpose(-1, -2)) / (hidden // self.heads) ** 0.5
         if mask is not None:
             scores = scores + mask
