@@ -51,14 +51,15 @@ def vector_outer(name: str, rows: int, columns: int, dtype: torch.dtype) -> floa
         start = 7 if columns % width == 0 else 25
         return _SUPERVISOR + WORKERS * (15 + rows * (start + -(-columns // width) * each))
 
-    return min(work(-(-rows // WORKERS), columns), work(rows, -(-columns // WORKERS)))
+    vectors = -(-columns // width)
+    return min(work(-(-rows // WORKERS), columns), work(rows, -(-vectors // WORKERS) * width))
 
 
 def vector_inner(name: str, length: int, elements: int, dtype: torch.dtype, in_place: bool = False) -> float:
     """A vector of ``length`` that repeats inside ``elements``: a number for each channel."""
     if name not in ("add", "subtract", "multiply") or not dtype.is_floating_point:
         return binary(name, elements, dtype, in_place)
-    blocks = max(1, -(-(-(-elements // length)) // WORKERS))
+    blocks = max(1, per_worker(-(-elements // length)))
     if dtype.itemsize >= 4:
         return 13 + WORKERS * (17 + 7 + length * (8 + 2 * blocks))
     if name == "multiply" and length % 4 == 0:
