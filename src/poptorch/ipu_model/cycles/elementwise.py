@@ -58,7 +58,7 @@ def vector_inner(name: str, length: int, elements: int, dtype: torch.dtype, in_p
     """A vector of ``length`` that repeats inside ``elements``: a number for each channel."""
     if name not in ("add", "subtract", "multiply") or not dtype.is_floating_point:
         return binary(name, elements, dtype, in_place)
-    blocks = max(1, -(-(-(-elements // length)) // WORKERS))
+    blocks = max(1, per_worker(-(-elements // length)))
     if dtype.itemsize >= 4:
         return 13 + WORKERS * (17 + 7 + length * (8 + 2 * blocks))
     if name == "multiply" and length % 4 == 0:

@@ -53,7 +53,8 @@ def _loop(entry: Loop | str, dtype: torch.dtype, overhead: float) -> Loop:
     return Loop(float(entry[:-1]) + overhead, vector_width(dtype))
 
 
-_UNARY = MappingProxyType(_rows("""
+_UNARY = MappingProxyType(
+    _rows("""
     relu: 3/2 3/4
     exp exp2: 6/2 4/4
     log: 12/2 4/4
@@ -82,8 +83,10 @@ _UNARY = MappingProxyType(_rows("""
     bitwise_not: 1v 1v
     logical_not: 21/1 21/1
     variance_to_inverse: 12/2 24/4
-"""))
-_UNARY_IN_PLACE = MappingProxyType(_rows("""
+""")
+)
+_UNARY_IN_PLACE = MappingProxyType(
+    _rows("""
     relu: 2/2 2/4
     log: 14/2 6/4
     tanh: 10/2 2/4
@@ -92,8 +95,10 @@ _UNARY_IN_PLACE = MappingProxyType(_rows("""
     abs: 1v 1v
     log1p: 18v 17v
     trunc: 4/2 11/4
-"""))
-_BINARY = MappingProxyType(_rows("""
+""")
+)
+_BINARY = MappingProxyType(
+    _rows("""
     divide: 10/2 21/4
     maximum minimum: 3/2 4/4
     power: 312/1 325/1
@@ -101,12 +106,15 @@ _BINARY = MappingProxyType(_rows("""
     atan2: 272/2 578/4
     compare: 14/4 9/4
     not_equal: 20/4 11/4
-"""))
-_SCALAR = MappingProxyType(_rows("""
+""")
+)
+_SCALAR = MappingProxyType(
+    _rows("""
     divide: 6/2 8/2
     maximum minimum: 3/2 3/4
     compare not_equal: 12/4 8/4
-"""))
+""")
+)
 _WHOLE = MappingProxyType({"divide": Loop(277, 1), "remainder": Loop(292, 1)})
 _WHOLE_UNSIGNED = MappingProxyType({"divide": Loop(265, 1), "remainder": Loop(282, 1)})
 _FAST = {"add", "subtract", "multiply"}

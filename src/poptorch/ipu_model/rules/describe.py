@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ def describe(node: fx.Node, chip: Architecture, settings: CostSettings) -> Call:
     planned = traits.kind in _ARRANGED and (info.sweep is Sweep.FORWARD or info.recomputed)
 
     def operand(value: fx.Node) -> Any:
-        home = homes.setdefault(_home(value), len(homes))
-        return described(value.meta.get("val"), node, home, planned and _is_resident(value))
+        known = described(value.meta.get("val"), node, 0, planned and _is_resident(value))
+        return replace(known, home=homes.setdefault(_home(value), len(homes))) if isinstance(known, Operand) else known
 
     given = dict(zip((a.name for a in operator._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     arguments = tuple(
@@ -139,7 +140,8 @@ def _mapped_like(node: fx.Node) -> fx.Node | None:
 
 
 def _numel(value: Any) -> int:
-    return value.numel() if isinstance(value, torch.Tensor) else -1
+    size = value.numel() if isinstance(value, torch.Tensor) else -1
+    return size if isinstance(size, int) else -1
 
 
 def _shapes(node: fx.Node) -> Iterable[object]:
@@ -149,7 +151,7 @@ def _shapes(node: fx.Node) -> Iterable[object]:
 def _shape(value: Any) -> object:
     if isinstance(value, (list, tuple)):
         return tuple(map(_shape, value))
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+    return tuple(map(str, value.shape)) if isinstance(value, torch.Tensor) else None
 
 
 __all__ = ["describe", "described"]

@@ -32,6 +32,9 @@ _SEQUENCES = """
     deg2rad rad2deg: multiply#
     sinc: multiply# sin divide select#
     logit: subtract# divide log
+    logit_backward: subtract# multiply divide
+    linalg_cross: multiply multiply subtract
+    _linalg_check_errors: compare#
     angle: atan2
     complex polar real imag: add
     conj_physical _conj_physical: negate
@@ -74,7 +77,7 @@ _SEQUENCES = """
     gelu_backward_none: gelu_erf'
     hardtanh_backward relu6_backward: compare# compare# integer select#
     native_dropout_backward: multiply multiply#
-    _fake_quantize_learnable_per_tensor_affine fake_quantize_per_tensor_affine_cachemask: multiply# round clamp multiply#
+    fake_quantize_per_tensor_affine_cachemask: multiply# round clamp multiply#
     dropout: dropout
 """
 """Names of operations, then the passes of each; ``*`` stands for the name itself."""
@@ -103,9 +106,10 @@ _EXPRESSIONS = """
     rrelu_with_noise rrelu_with_noise_functional rrelu: compare# multiply select
     rrelu_with_noise_backward: multiply
     erfinv: log1p sqrt multiply# add# multiply add# multiply add# multiply add# multiply
-    digamma lgamma polygamma mvlgamma special_ndtri igamma igammac: log inverse multiply add# multiply add# multiply add# add
+    digamma lgamma polygamma mvlgamma special_ndtri igamma igammac: log inverse multiply add# multiply add# add
     i0 special_i0e special_i1 special_i1e: square multiply add# multiply add# multiply add# multiply exp multiply
-    special_bessel_j0 special_bessel_j1 special_modified_bessel_i0: square multiply add# multiply add# multiply
+    special_bessel_j0 special_bessel_j1 special_bessel_y0: square multiply add# multiply add# multiply
+    special_bessel_y1 special_modified_bessel_i0: square multiply add# multiply add# multiply
     special_erfcx special_log_ndtr special_entr: erf log multiply exp multiply
     special_zeta special_xlog1py: log1p multiply
     frexp: log floor exp2 divide
@@ -143,18 +147,19 @@ def _largest(call: Call) -> Operand:
     return max((call.result, *call.operands), key=lambda operand: operand.elements)
 
 
+def cast_step(chip: Architecture, name: str, elements: int, source: torch.dtype, target: torch.dtype) -> Step:
+    """Convert one type into another."""
+    wide = max(source, target, key=lambda dtype: dtype.itemsize)
+    return each_element(chip, f"{name}: cast", elements, wide, lambda own: cycles.cast(own, source, target), "cast")
+
+
 def _casts(call: Call, dtype: torch.dtype, chip: Architecture) -> list[Step]:
     """Operands of another floating-point type are converted first."""
     steps = []
     for operand in call.operands:
         own = operand.element_type
         if operand.elements > 1 and own != dtype and own != torch.bool and dtype.is_floating_point:
-            steps.append(
-                each_element(
-                    chip, f"{call.name}: cast", operand.elements, own,
-                    lambda n, own=own: cycles.cast(n, own, dtype), "cast",  # type: ignore[misc]
-                )  # fmt: skip
-            )
+            steps.append(cast_step(chip, call.name, operand.elements, own, dtype))
     return steps
 
 
@@ -346,4 +351,4 @@ RULES: Table = {
     "isin": _buckets,
 }
 
-__all__ = ["EXPRESSIONS", "RULES", "SEQUENCES", "binary_steps", "pointwise", "words_rule"]
+__all__ = ["EXPRESSIONS", "RULES", "SEQUENCES", "binary_steps", "cast_step", "pointwise", "words_rule"]

@@ -65,7 +65,7 @@ def sequence(
     fragments: int = 1, repeat: int = 1,
 ) -> list[Step]:  # fmt: skip
     """One step for each word; ``moved`` bytes arrive on the busiest tile before the first."""
-    steps = []
+    steps: list[Step] = []
     for word in words.split() if isinstance(words, str) else words:
         steps.append(
             each_element(

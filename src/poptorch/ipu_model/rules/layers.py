@@ -86,16 +86,17 @@ def _affine(call: Call) -> bool:
     return isinstance(call.get("weight"), Operand)
 
 
-def statistics_steps(chip: Architecture, name: str, count: int, length: int, dtype: torch.dtype, rows: bool) -> list[Step]:
+def statistics_steps(
+    chip: Architecture, name: str, count: int, length: int, dtype: torch.dtype, rows: bool
+) -> list[Step]:
     """Means and inverse standard deviations, in one pass over the data."""
     steps: list[Step] = list(reduce(chip, f"{name}: mean", count, length, dtype, "add", rows))
     steps += reduce(chip, f"{name}: power", count, length, dtype, "square", rows)
-    steps.append(
-        each_element(
-            chip, f"{name}: inverse deviation", count, _FLOAT,
-            lambda own: chip.workers * reductions.inverse_deviation(-(-own // chip.workers)), "unary",
-        )  # fmt: skip
-    )
+
+    def inverse(own: int) -> float:
+        return chip.workers * reductions.inverse_deviation(-(-own // chip.workers))
+
+    steps.append(each_element(chip, f"{name}: inverse deviation", count, _FLOAT, inverse, "unary"))
     return steps
 
 
@@ -132,7 +133,8 @@ def _norm(statistics: bool = True) -> Rule:
         training = statistics and call.get("training", call.get("train", True)) is not False
         if not training:
             steps = _normalise_steps(chip, call.name, data, channels, False, channels, "gamma beta")
-            return OpCost((*sequence(chip, call.name, "variance_to_inverse multiply scaled_add", channels, _FLOAT), *steps))
+            folded = sequence(chip, call.name, "variance_to_inverse multiply scaled_add", channels, _FLOAT)
+            return OpCost((*folded, *steps), 2.0 * data.elements)
         steps = statistics_steps(chip, call.name, count, length, dtype, rows)
         words = "subtract multiply" + (" gamma beta" if _affine(call) else "")
         steps += _normalise_steps(chip, call.name, data, count, rows, channels, words)
@@ -261,13 +263,13 @@ def _beam_search(call: Call) -> OpCost:
     times, batch, classes = data.shape if len(data.shape) == 3 else (1, 1, data.elements)
     width = int(call.get("beam_width", 1))
     words = "add compare select maximum exp add log"
-    steps = sequence(chip, call.name, words, batch * width * classes, _FLOAT, moved=8.0 * width, repeat=max(1, times))
-    steps.append(
-        each_element(
-            chip, f"{call.name}: keep", batch * width * classes, _FLOAT, lambda own: nonlinear.top_k(own, width), "search",
-            moved=8.0 * width, repeat=max(1, times),
-        )  # fmt: skip
-    )
+    count, turns = batch * width * classes, max(1, times)
+    steps = sequence(chip, call.name, words, count, _FLOAT, moved=8.0 * width, repeat=turns)
+
+    def keep(own: int) -> float:
+        return nonlinear.top_k(own, width)
+
+    steps.append(each_element(chip, f"{call.name}: keep", count, _FLOAT, keep, "search", 8.0 * width, 1, turns))
     return OpCost((*steps, move(chip, f"{call.name}: paths", call.results[-1].elements, torch.int32)), 0.0)
 
 
@@ -289,10 +291,8 @@ _LOSSES = {
 }
 
 RULES: Table = {
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "_masked_softmax", "softmax", "log_softmax"), _softmax),
-    **dict.fromkeys(
-        ("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax_backward"), _softmax
-    ),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "_masked_softmax", "softmax"), _softmax),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax_backward"), _softmax),
     **dict.fromkeys(
         (
             "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
@@ -303,7 +303,10 @@ RULES: Table = {
     "_native_batch_norm_legit_no_training": _norm(statistics=False),
     "_batch_norm_no_update": _norm(statistics=False),
     **dict.fromkeys(
-        ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "batch_norm_backward"),
+        (
+            "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
+            "batch_norm_backward",
+        ),
         _norm_backward,
     ),
     **dict.fromkeys(("rms_norm", "_fused_rms_norm", "_fused_rms_norm_backward"), _root_mean_square),

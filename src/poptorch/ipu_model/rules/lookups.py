@@ -19,7 +19,7 @@ _COLUMN_GRAIN = 8
 """Bytes of a row that stay together."""
 
 _MANY = 2.0
-"""How much of the proportion counts: temporary bytes above it are allowed, at the price of this factor in time."""
+"""By how much a plan must be faster that needs more temporary memory than its share."""
 
 
 @lru_cache(maxsize=4096)
@@ -40,10 +40,8 @@ def lookup(
         over = max(step.temporary_bytes for step in steps) > bound
         return durations(steps, chip) * (_MANY if over else 1.0)
 
-    return min(
-        (_plan(chip, name, table_rows, row, indices, dtype, update, *split) for split in _splits(chip, table_rows, row, dtype)),
-        key=price,
-    )
+    splits = _splits(chip, table_rows, row, dtype)
+    return min((_plan(chip, name, table_rows, row, indices, dtype, update, *split) for split in splits), key=price)
 
 
 def _splits(chip: Architecture, table_rows: int, row: int, dtype: torch.dtype) -> Iterator[tuple[int, int, int]]:
@@ -71,8 +69,8 @@ def _plan(
     work = slices.multi_update_add if update else slices.multi_slice
     cycles = work(width, in_range, each - in_range, dtype)
     table = -(-table_rows // rows_split) * width * element
-    received = own * 4.0 + (table if index_split > 1 and not update else 0.0) + (own * width * element if update else 0.0)
     kept = own * width * element
+    received = own * 4.0 + (kept if update else table if index_split > 1 else 0.0)
     first = _step(name, cycles, tiles, received, received + kept, 4 + own // 32, "update" if update else "slice")
     if update:
         if index_split == 1:
@@ -142,7 +140,8 @@ def _bag_backward(call: Call) -> OpCost:
     row = call.result.elements // max(1, call.result.shape[0])
     spreading = lookup(call.chip, f"{call.name}: spread", max(1, gradient.shape[0]), row, indices.elements,
                        gradient.element_type)  # fmt: skip
-    return OpCost((*spreading, *_zeros(call, call.result), *_add_rows(call, call.result, 0, indices.elements, gradient)))
+    added = _add_rows(call, call.result, 0, indices.elements, gradient)
+    return OpCost((*spreading, *_zeros(call, call.result), *added))
 
 
 def _index_select(call: Call) -> OpCost:
@@ -178,7 +177,8 @@ def _index(call: Call) -> OpCost:
         return OpCost(tuple(sequence(call.chip, call.name, "select#", table.elements, table.element_type)))
     rows, row = _rows_of(table, call["indices"])
     count = call.result.elements // max(1, row)
-    positions = sequence(call.chip, f"{call.name}: places", "multiply# integer" if len(given) > 1 else "", count, torch.int32)
+    words = "multiply# integer" if len(given) > 1 else ""
+    positions = sequence(call.chip, f"{call.name}: places", words, count, torch.int32)
     steps = lookup(call.chip, call.name, rows, row, count, table.element_type, False, call.proportion)
     return OpCost((*positions, *steps))
 
@@ -265,7 +265,8 @@ RULES: Table = {
     "take": _put,
     "take_along_dim": _gather,
     **dict.fromkeys(("index", "_unsafe_index", "_unsafe_masked_index"), _index),
-    **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"), _index_put),
+    **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
+    "_unsafe_masked_index_put_accumulate": _index_put,
     **dict.fromkeys(("index_add", "index_reduce", "index_copy", "index_fill"), _index_add),
     "scatter": _scatter(update=False),
     **dict.fromkeys(("scatter_add", "scatter_reduce"), _scatter(update=True)),

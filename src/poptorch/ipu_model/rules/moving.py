@@ -6,6 +6,7 @@ import torch
 
 from poptorch.ipu_model.cycles import elementwise, randomness
 from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.elementwise import cast_step
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import each_element, move
 from poptorch.ipu_model.rules.reductions import bitonic
@@ -44,10 +45,7 @@ def cast_steps(call: Call, source: Operand, result: Operand) -> list[Step]:
     before, after = source.element_type, result.element_type
     if before == after:
         return [_copy(call, result, reordered=False)]
-    wide = max(before, after, key=lambda dtype: dtype.itemsize)
-    return [
-        each_element(call.chip, call.name, result.elements, wide, lambda n: elementwise.cast(n, before, after), "cast")
-    ]
+    return [cast_step(call.chip, call.name, result.elements, before, after)]
 
 
 def _assign(call: Call) -> OpCost:
@@ -127,7 +125,8 @@ def _dropout(call: Call) -> OpCost:
 def _permutation(call: Call) -> OpCost:
     result = call.result
     keys = _random("uniform")(call).steps
-    return OpCost((*keys, *bitonic(call.chip, call.name, result.elements, result.elements, result.elements, torch.float32)))
+    count = result.elements
+    return OpCost((*keys, *bitonic(call.chip, call.name, count, count, count, torch.float32)))
 
 
 _MOVED = (
@@ -146,8 +145,9 @@ _ADDED_UP = (
     "replication_pad2d_backward", "replication_pad3d_backward", "col2im", "unfold_backward", "im2col_backward",
 )  # fmt: skip
 _FILLED = (
-    "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "new_zeros", "new_full", "new_ones", "fill", "zero",
-    "scalar_tensor", "eye", "_efficientzerotensor", "fill_diagonal", "hann_window", "hamming_window", "bartlett_window",
+    "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "new_zeros", "new_full", "new_ones", "fill",
+    "zero", "scalar_tensor", "eye", "_efficientzerotensor", "fill_diagonal", "hann_window", "hamming_window",
+    "bartlett_window",
 )  # fmt: skip
 
 RULES: Table = {
@@ -159,7 +159,8 @@ RULES: Table = {
     **dict.fromkeys(_MOVED, _moved),
     **dict.fromkeys(_ADDED_UP, _pad_backward),
     **dict.fromkeys(_FILLED, _fill),
-    **dict.fromkeys(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"), _undefined),
+    **dict.fromkeys(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"), _undefined),
+    "empty_permuted": _undefined,
     **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "set"), _undefined),  # views on an IPU
     **dict.fromkeys(("arange", "linspace", "logspace", "range", "tril_indices", "triu_indices"), _counting),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "uniform", "random"),

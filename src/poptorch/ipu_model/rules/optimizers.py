@@ -59,10 +59,10 @@ def scaled_add_step(
     )
 
 
-def _tensors(call: Call, *names: str) -> Iterator[list[Operand | None]]:
-    lists = [call.get(name) or () for name in names]
-    for index in range(len(lists[0])):
-        yield [several[index] if index < len(several) else None for several in lists]
+def _tensors(call: Call, *names: str) -> Iterator[list[Operand]]:
+    """One tensor of each list at a time; lists that the optimizer does not use are taken as the weights."""
+    lists = [call.get(name) or call["self"] for name in names]
+    yield from (list(tensors) for tensors in zip(*lists, strict=True))
 
 
 def _adam(call: Call) -> OpCost:
@@ -71,12 +71,11 @@ def _adam(call: Call) -> OpCost:
     for weight, gradient, first, second, largest in _tensors(
         call, "self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"
     ):
-        assert weight is not None and gradient is not None and first is not None and second is not None
         if call.get("weight_decay"):
             steps += sequence(chip, "weight decay", "multiply#", weight.elements, weight.element_type)
         steps.append(scaled_add_step(chip, "first moment", first, gradient.element_type, both_scaled=True))
         steps.append(_fused(chip, "second moment", second, 4))
-        if largest is not None and call.get("amsgrad"):
+        if call.get("amsgrad"):
             steps += sequence(chip, "largest moment", "maximum", largest.elements, largest.element_type)
         steps.append(expression(chip, "direction", "sqrt divide", weight.elements, _FLOAT))
         steps.append(scaled_add_step(chip, "weight", weight, _FLOAT))
@@ -85,19 +84,16 @@ def _adam(call: Call) -> OpCost:
 
 def _fused(chip: Architecture, name: str, tensor: Operand, operations: int) -> Step:
     dtype = tensor.element_type
-    return each_element(
-        chip, name, tensor.elements, dtype, lambda n: elementwise.fused(n, operations, dtype), "fused"
-    )
+    return each_element(chip, name, tensor.elements, dtype, lambda n: elementwise.fused(n, operations, dtype), "fused")
 
 
 def _descent(call: Call) -> OpCost:
     """Weight decay, velocity, weight."""
     chip, steps = call.chip, []
     for weight, gradient, velocity in _tensors(call, "self", "grads", "momentum_buffer_list"):
-        assert weight is not None and gradient is not None
         if call.get("weight_decay"):
             steps += sequence(chip, "weight decay", "multiply#", weight.elements, weight.element_type)
-        if velocity is not None and call.get("momentum"):
+        if call.get("momentum"):
             steps.append(scaled_add_step(chip, "velocity", velocity, gradient.element_type, both_scaled=True))
             if call.get("nesterov"):
                 steps.append(scaled_add_step(chip, "look ahead", weight, gradient.element_type))
@@ -108,7 +104,6 @@ def _descent(call: Call) -> OpCost:
 def _adagrad(call: Call) -> OpCost:
     chip, steps = call.chip, []
     for weight, total in _tensors(call, "self", "state_sums"):
-        assert weight is not None and total is not None
         steps.append(_fused(chip, "sum of squares", total, 2))
         steps.append(expression(chip, "direction", "sqrt divide", weight.elements, _FLOAT))
         steps.append(scaled_add_step(chip, "weight", weight, _FLOAT))
@@ -119,7 +114,6 @@ def _unscale(call: Call) -> OpCost:
     """Check for numbers that are none, and divide by the loss scale."""
     chip, steps = call.chip, []
     for (tensor,) in _tensors(call, "self"):
-        assert tensor is not None
         steps += sequence(chip, call.name, "isfinite multiply#", tensor.elements, tensor.element_type)
     return OpCost(tuple(steps))
 

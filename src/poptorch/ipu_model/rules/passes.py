@@ -211,6 +211,6 @@ def durations(steps: Sequence[Step], chip: Architecture) -> float:
 
 
 __all__ = [
-    "STATE", "TILE_COUNTS", "Cycles", "bytes_to_align", "collect", "distinct", "durations", "each_element", "elements_on_tile",
-    "move", "on_best_tiles", "reduce",
+    "STATE", "TILE_COUNTS", "Cycles", "bytes_to_align", "collect", "distinct", "durations", "each_element",
+    "elements_on_tile", "move", "on_best_tiles", "reduce",
 ]  # fmt: skip

@@ -84,7 +84,8 @@ def _resample(call: Call) -> OpCost:
     if neighbours == 1 and "backward" not in call.name:
         return OpCost((copies,))
     passes = ["multiply", *["scaled_add"] * (neighbours - 1)] if neighbours > 1 else ["add"]
-    return OpCost((copies, *sequence(chip, call.name, passes, result.elements, dtype)), 2.0 * neighbours * result.elements)
+    steps = sequence(chip, call.name, passes, result.elements, dtype)
+    return OpCost((copies, *steps), 2.0 * neighbours * result.elements)
 
 
 def _grid(call: Call) -> OpCost:
@@ -105,8 +106,8 @@ def _grid(call: Call) -> OpCost:
 
 def _affine_grid(call: Call) -> OpCost:
     """A small matrix for every position."""
-    result = call.result
-    return OpCost(tuple(sequence(call.chip, call.name, "multiply scaled_add add", result.elements, result.element_type)))
+    result, words = call.result, "multiply scaled_add add"
+    return OpCost(tuple(sequence(call.chip, call.name, words, result.elements, result.element_type)))
 
 
 _POOLS = {

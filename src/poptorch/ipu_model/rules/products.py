@@ -101,7 +101,8 @@ def _linear(call: Call) -> OpCost:
     cost = product(call, 1, data.elements // max(1, inner), inner, weight.shape[0], data.dtype, data, weight)
     result, dtype = replace(call.result, home=0), call.result.element_type
     added = [replace(vector, home=1) for vector in bias]
-    return joined([cost], [s for b in added for s in binary_steps(call.chip, "linear", "add", result, result, b, dtype)])
+    steps = [binary_steps(call.chip, "linear", "add", result, result, vector, dtype) for vector in added]
+    return joined([cost], [step for some in steps for step in some])
 
 
 def _serialized(call: Call) -> OpCost:
@@ -151,8 +152,8 @@ def _grouped(call: Call) -> OpCost:
 
 def _trilinear(call: Call) -> OpCost:
     """Expand two operands, multiply, and sum with the third."""
-    total = max(operand.elements for operand in call.operands) * max(1, call.result.shape[-1] if call.result.shape else 1)
-    dtype = call.result.element_type
+    result, dtype = call.result, call.result.element_type
+    total = max(operand.elements for operand in call.operands) * max(1, *result.shape[-1:])
     steps = sequence(call.chip, call.name, "multiply multiply", total, dtype)
     outputs = max(1, call.result.elements)
     steps += reduce(call.chip, call.name, outputs, max(1, total // outputs), dtype, "add")
@@ -164,7 +165,8 @@ def _exponential(call: Call) -> OpCost:
     data = call.operands[0]
     size = data.shape[-1]
     one = product(call, math.prod(data.shape[:-2]), size, size, size, data.dtype)
-    return joined([repeated(one, 10)], sequence(call.chip, call.name, "add scaled_add", data.elements, data.element_type))
+    added = sequence(call.chip, call.name, "add scaled_add", data.elements, data.element_type)
+    return joined([repeated(one, 10)], added)
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
@@ -244,7 +246,8 @@ def _attention(call: Call) -> OpCost:
         added = replace(mask, home=1, dtype=dtype, shape=mask.shape[-2:])
         steps += binary_steps(chip, "attention mask", "add", whole, whole, added, dtype)
     elif call.get("is_causal"):
-        steps += binary_steps(chip, "attention mask", "add", whole, whole, Operand((queries, keys), dtype, home=1), dtype)
+        constant = Operand((queries, keys), dtype, home=1)
+        steps += binary_steps(chip, "attention mask", "add", whole, whole, constant, dtype)
     steps += softmax_steps(chip, "attention softmax", groups * queries, keys, dtype)
     if call.get("dropout_p", 0.0):
         steps += sequence(chip, "attention dropout", "dropout", groups * queries * keys, dtype)

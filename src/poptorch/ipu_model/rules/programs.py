@@ -76,9 +76,7 @@ def rules(cost_of: CostOf) -> Table:
         saved, kept = call["saved_values"], int(call["saved"][0])
         then = (*call["then_inputs"], *saved[:kept], *call["gradients"])
         other = (*call["else_inputs"], *saved[kept:], *call["gradients"])
-        return slower(
-            call, body(call, call["then_backward_body"], then), body(call, call["else_backward_body"], other)
-        )
+        return slower(call, body(call, call["then_backward_body"], then), body(call, call["else_backward_body"], other))
 
     return {
         "for_loop": loop,

@@ -35,7 +35,9 @@ def layer(call: Call, cell: str, times: int, batch: int, inputs: int, hidden: in
     return joined([known, turn], steps)
 
 
-def layer_backward(call: Call, cell: str, times: int, batch: int, inputs: int, hidden: int, dtype: torch.dtype) -> OpCost:
+def layer_backward(
+    call: Call, cell: str, times: int, batch: int, inputs: int, hidden: int, dtype: torch.dtype
+) -> OpCost:
     """The gradients of one direction of one layer."""
     gates, chip = _GATES[cell], call.chip
     turn = repeated(product(call, 1, batch, gates * hidden, hidden, dtype), times)
@@ -62,13 +64,14 @@ def _stack(cell: str) -> Rule:
 
     def rule(call: Call) -> OpCost:
         data = call.operands[0]
-        first = bool(call.get("batch_first", False))
-        times, batch = (data.shape[0], 1) if len(data.shape) < 3 else (data.shape[1], data.shape[0]) if first else data.shape[:2]
+        times, batch = data.shape[:2] if len(data.shape) > 2 else (data.shape[0], 1)
+        if call.get("batch_first"):
+            times, batch = batch, times
         directions = 2 if call.get("bidirectional") else 1
         hidden = call.result.shape[-1] // directions
         sizes = [data.shape[-1], *[hidden * directions] * (int(call.get("num_layers", 1)) - 1)]
-        layers = [layer(call, cell, times, batch, size, hidden, data.element_type) for size in sizes for _ in range(directions)]
-        return joined(layers)
+        layers = [layer(call, cell, times, batch, size, hidden, data.element_type) for size in sizes]
+        return joined(layers * directions)
 
     return rule
 

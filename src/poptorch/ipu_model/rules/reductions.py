@@ -164,10 +164,11 @@ def scan(chip: Architecture, name: str, rows: int, length: int, dtype: torch.dty
     steps = [each_element(chip, name, elements, dtype, local, "search")]
     parts = -(-length // max(1, elements_on_tile(elements, dtype, chip)))
     if parts > 1:
-        totals = each_element(
-            chip, f"{name}: totals", rows, torch.float32, lambda own: chip.workers * (30 + each * own * parts), "search",
-            moved=4.0 * parts, fragments=parts,
-        )  # fmt: skip
+
+        def total(own: int) -> float:
+            return chip.workers * (30 + each * own * parts)
+
+        totals = each_element(chip, f"{name}: totals", rows, torch.float32, total, "search", 4.0 * parts, parts)
         steps += [totals, *sequence(chip, name, "add#", elements, dtype, moved=8.0)]
     return steps
 

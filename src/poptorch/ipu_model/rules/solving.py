@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-
 from poptorch.ipu_model.cycles.solving import decomposition
 from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
