@@ -218,13 +218,8 @@ def binary_steps(
         length = max(1, min(needed, own))
         if inner:
             lengths = {length, -(-length // 4) * 4, -(-length // 8) * 8}
-<<<<<<< HEAD
-            repeated = min(cycles.vector_inner(word, each, max(own, each), dtype) for each in lengths)
-            return min(repeated, cycles.binary(word, own, dtype))  # long vectors are laid out like the result
-=======
             laid_out = cycles.binary(word, own, dtype) + copying.copy(own * dtype.itemsize)
             return min(laid_out, *(cycles.vector_inner(word, each, max(own, each), dtype) for each in lengths))
->>>>>>> model-rules
         columns = max(1, -(-own // length))
         even = -(-columns // 4) * 4
         return min(cycles.vector_outer(word, length, each, dtype) for each in {columns, even})
