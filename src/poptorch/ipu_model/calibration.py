@@ -1,7 +1,7 @@
 """The fitted constants of the IPU Model: few, with names, the same for every model.
 
-Everything else is a public fact or follows from one. ``python -m poptorch.ipu_model.validate --fit`` fits them to the published
-numbers that each of them names.
+Everything else is a public fact or follows from one. ``python -m poptorch.ipu_model.validate --fit`` fits them to the
+published numbers that each of them names.
 """
 
 from __future__ import annotations

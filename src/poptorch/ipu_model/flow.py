@@ -156,7 +156,7 @@ class Flow:
                 yield Stash(value, self.ipu_of(stage.slot), entries)
 
     def _accumulates(self, value: Value, ipu: int) -> bool:
-        """Whether an IPU only adds a value to the gradient of a weight: it adds both to the accumulator when they come."""
+        """Whether an IPU only adds a value to the gradient of a weight: the accumulator takes each when it comes."""
         stages = [s for s in self.device.plan.stages if s.slot in value.consumers and self.ipu_of(s.slot) == ipu]
         return all(_adds_to_gradient(stage, value.edges) for stage in stages)
 

@@ -18,7 +18,7 @@ _PIECES = 12
 
 
 _SLOW_COPY = {4: 3.125, 2: 5.15}
-"""Cycles per byte to reorder rows that do not end on 64 bits, by the size of the largest pieces of which they consist."""
+"""Cycles per byte to reorder rows that do not end on 64 bits, by the bytes of the largest pieces that fit into them."""
 
 
 def _check(proportion: float) -> None:

@@ -81,14 +81,19 @@ class Application:
     items: float = 1.0
     """That are counted for each sample: a packed sample holds several sequences."""
 
-    def estimate(self, **knobs: float) -> Estimate:
+    @property
+    def configuration(self) -> object:
+        """What decides about the estimate: two published numbers may have the same."""
+        return self.model, self.training, self.arch
+
+    def estimate(self) -> Estimate:
         """What the IPU Model says, without any memory for weights."""
         with torch.device("meta"):
             model = self.model().half()
             inputs = self.inputs(self.training.batch)
         model.train()
         optimizer = self.optimizer(model.parameters())
-        return estimate(model, self.training.options(), *inputs, optimizer=optimizer, arch=self.arch, **knobs)
+        return estimate(model, self.training.options(), *inputs, optimizer=optimizer, arch=self.arch)
 
     def predicted(self, found: Estimate) -> float:
         """Items per second."""
@@ -161,7 +166,9 @@ def _pretraining(
     )  # fmt: skip
 
 
-def _residual(row: str, name: str, published: float, training: Training, arch: str = "bow", cert: str = "B") -> Application:
+def _residual(
+    row: str, name: str, published: float, training: Training, arch: str = "bow", cert: str = "B"
+) -> Application:
     return Application(row, name, cert, published, arch, training, ResNet50, _byte_image_inputs, _sgd)
 
 
@@ -183,7 +190,8 @@ APPLICATIONS: tuple[Application, ...] = (
         Training(8, 1712, 4, _LARGE_SHARES, **_OFF_CHIP), masked=23, packing=1.17,
     ),
     _pretraining(
-        "11", "BERT-Base SL128, PopART, 16 Bow", 16_391, BASE, (0, 4, 4, 4), Training(32, 512, 4, (0.28,) * 4, **_OFF_CHIP)
+        "11", "BERT-Base SL128, PopART, 16 Bow", 16_391, BASE, (0, 4, 4, 4),
+        Training(32, 512, 4, (0.28,) * 4, **_OFF_CHIP),
     ),
     Application(
         "13", "BERT-Large SQuAD SL384, PopART, 16 Bow", "B", 1_183, "bow",

@@ -77,7 +77,7 @@ def bert_inference(half: str) -> Estimate:
     layers = 24 if "24" in half else 12
     embeds = not half.startswith("second")
     with torch.device("meta"):
-        model = AnsweringBert(LARGE, (layers,), training=False, embeds=embeds).half()
+        model = AnsweringBert(LARGE, (layers,), embeds, answers=not half.startswith("first")).half()
         tokens = [torch.empty(1, 128, dtype=torch.int32) for _ in range(4)]
         if not embeds:
             tokens[0] = torch.empty(1, 128, LARGE.hidden, dtype=torch.float16)
@@ -122,7 +122,9 @@ def measurements() -> list[Measurement]:
     run = "(900x600)(600x300)(300x200), Mk2"
     found += [
         Measurement("vendor's model", run, "cycles", 34_655, lambda: _on_chip(two_products())),
-        Measurement("vendor's model", f"{run}: without gaps", "bytes", 59_894_241, lambda: _without_gaps(two_products())),
+        Measurement(
+            "vendor's model", f"{run}: without gaps", "bytes", 59_894_241, lambda: _without_gaps(two_products())
+        ),
     ]
     for half, kinds in _MEMORY.items():
         cache: dict[str, float] = {}
@@ -140,4 +142,13 @@ def measurements() -> list[Measurement]:
     return found
 
 
-__all__ = ["LAUNCH", "PRODUCTS", "SCALED_ADDS", "Measurement", "bert_inference", "measurements", "memory_of", "two_products"]
+__all__ = [
+    "LAUNCH",
+    "PRODUCTS",
+    "SCALED_ADDS",
+    "Measurement",
+    "bert_inference",
+    "measurements",
+    "memory_of",
+    "two_products",
+]

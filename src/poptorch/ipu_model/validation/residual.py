@@ -58,7 +58,7 @@ class ResNet50(nn.Module):
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss."""
-        x = (images.to(self.head.weight.dtype) - self.mean) * self.scale
+        x = (images.to(self.head.weight.dtype) - self.get_buffer("mean")) * self.get_buffer("scale")
         x = functional.max_pool2d(self.norm(self.stem(x)).relu(), 3, 2, 1)
         x = self.blocks(recomputationCheckpoint(x)).mean((2, 3))
         return identity_loss(functional.cross_entropy(self.head(x), labels), "none")

@@ -178,14 +178,16 @@ class PretrainingBert(nn.Module):
 
 
 class AnsweringBert(nn.Module):
-    """Questions of SQuAD: where the answer begins and ends. Gives the loss, or in inference both scores."""
+    """Questions of SQuAD: where the answer begins and ends. Gives the loss, or in inference both scores.
 
-    def __init__(self, size: Size, layers: Sequence[float], training: bool = True, embeds: bool = True) -> None:
+    A half of the model lacks the embeddings or the head.
+    """
+
+    def __init__(self, size: Size, layers: Sequence[float], embeds: bool = True, answers: bool = True) -> None:
         super().__init__()
         self.embeddings = Embeddings(size) if embeds else None
         self.encoder = Encoder(size, places(layers))
-        self.last = next(i for i in reversed(range(len(layers))) if layers[i])
-        self.head = nn.Linear(size.hidden, 2) if training or not embeds or len(places(layers)) == 2 * size.layers else None
+        self.head = nn.Linear(size.hidden, 2) if answers else None
 
     def forward(
         self,
