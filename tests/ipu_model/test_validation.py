@@ -33,8 +33,9 @@ def test_vertices_are_as_fast_as_measured():
 
 def test_the_run_of_the_vendors_model():
     results = validate.validate("vendor")
-    cycles, memory = results
+    cycles, variables, memory = results
     assert abs(cycles.error) <= 0.15
+    assert abs(variables.error) <= 0.2
     assert abs(memory.error) <= 0.2
 
 
@@ -87,7 +88,7 @@ def test_an_application_is_estimated_and_left_out():
 
 
 def test_shares_of_planned_work():
-    assert 0.3 < planned_share(two_products()) < 1
+    assert 0 < planned_share(two_products()) < 1
 
 
 def test_knobs_are_fitted_and_left_out():
@@ -110,7 +111,8 @@ def test_tables():
         Result("memory", "one", "bytes", 100, 90, left_out=80),
         Result("application", "two", "items/s", 1e6, 2e6, "A"),
     ]
-    assert "-10.0%" in line(results[0]) and "-20.0%" in line(results[0])
+    assert "-10.0%" in line(results[0])
+    assert "-20.0%" in line(results[0])
     assert number(12.34) == "12.3"
     assert (
         summary(results)[0]

@@ -101,8 +101,9 @@ def _on_chip(found: Estimate) -> float:
     return sum(found.timeline.spent.on(key) for key in ("compute", "exchange", "sync"))
 
 
-def _without_gaps(found: Estimate) -> float:
-    return sum(size for kind, size in found.ipus[0].memory.items() if kind != "gaps")
+def _listed(found: Estimate) -> float:
+    """What the report of that run lists: it has no stacks."""
+    return sum(size for kind, size in found.ipus[0].memory.items() if kind not in ("gaps", "stack"))
 
 
 def measurements() -> list[Measurement]:
@@ -120,11 +121,11 @@ def measurements() -> list[Measurement]:
         for n, published in SCALED_ADDS.items()
     ]  # fmt: skip
     run = "(900x600)(600x300)(300x200), Mk2"
+    group = "vendor's model"
     found += [
-        Measurement("vendor's model", run, "cycles", 34_655, lambda: _on_chip(two_products())),
-        Measurement(
-            "vendor's model", f"{run}: without gaps", "bytes", 59_894_241, lambda: _without_gaps(two_products())
-        ),
+        Measurement(group, run, "cycles", 34_655, lambda: _on_chip(two_products())),
+        Measurement(group, f"{run}: variables", "bytes", 58_600_000, lambda: memory_of(two_products())["variables"]),
+        Measurement(group, f"{run}: all but gaps and stacks", "bytes", 59_894_241, lambda: _listed(two_products())),
     ]
     for half, kinds in _MEMORY.items():
         cache: dict[str, float] = {}
