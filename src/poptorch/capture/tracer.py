@@ -33,7 +33,7 @@ from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
-from poptorch.capture.recorder import Recorder, is_tracked
+from poptorch.capture.recorder import Recorder
 from poptorch.capture.state import (
     Rebinding,
     StateEntry,
@@ -47,6 +47,7 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import Error, createPoptorchError
+from poptorch.ops.recorded import is_recorded, node_of
 from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
@@ -299,7 +300,7 @@ class _Attempt:
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
             results = [recorder.recorded(r) for r in results]
-            self._rebound = [r for r in rebound() if _node_of(r.new) is not None]
+            self._rebound = [r for r in rebound() if node_of(r.new) is not None]
             self._num_results = len(results)
             gradients = self._backward(recorder, state, results, scale) if request.training else []
             self._copies = recorder.copies
@@ -315,7 +316,7 @@ class _Attempt:
         scale: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         strict = self._request.options.strict_compatibility
-        final = final_loss(self._context.losses, results, _node_of, at_the_mark=strict)
+        final = final_loss(self._context.losses, results, node_of, at_the_mark=strict)
         self._loss_position, loss = final.position, final.value
         _say_where(final)
         if not loss.requires_grad:
@@ -389,7 +390,7 @@ def environment(
 
 def _say_where(loss: FinalLoss) -> None:
     """One line for the user: which value is minimised, and which line computes it."""
-    node = _node_of(loss.value)
+    node = node_of(loss.value)
     source = None if node is None else info_of(node).source
     where = "" if source is None else f", computed at {source}"
     logger.info("Back-propagation starts at %s%s", loss.origin, where)
@@ -401,18 +402,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
     """For the tracer, a tensor that it knows is the operation that made it, whatever its history."""
-    return tensor if is_tracked(tensor) else _plain(tensor)
-
-
-def _node_of(tensor: torch.Tensor) -> fx.Node | None:
-    """The graph node that computes a tensor under the tracer."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-
-    mode = get_proxy_mode()
-    if mode is None:
-        return None
-    slot = get_proxy_slot(tensor, mode.tracer, None)
-    return None if slot is None else slot.proxy.node
+    return tensor if is_recorded(tensor) else _plain(tensor)
 
 
 @contextmanager
