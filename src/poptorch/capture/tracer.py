@@ -27,6 +27,7 @@ from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_
 from poptorch.capture.device_names import DeviceNames
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
+from poptorch.capture.kept import has_hooks, warn_of_kept
 from poptorch.capture.locations import location_of, user_location
 from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
@@ -47,7 +48,7 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import Error, createPoptorchError
-from poptorch.ops.recorded import is_recorded, node_of
+from poptorch.ops.recorded import is_recorded, node_of, tracer
 from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
@@ -190,6 +191,7 @@ class _Attempt:
         self._rebound: list[Rebinding] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._structure: Structure | None = None
+        self._tracked: Any = None
         self._num_results = 0
         self._gradients: list[int] = []
         self._loss_position: int | None = None
@@ -213,6 +215,8 @@ class _Attempt:
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
             graph_module = traced(state, inputs, scale)
         assert self._structure is not None
+        if has_hooks(request.model):
+            warn_of_kept(self._tracked, [*state, *inputs, *scale, *self._plain.values()])
         self._affect_host(graph_module)
         return Recording(
             graph_module,
@@ -303,7 +307,9 @@ class _Attempt:
             self._rebound = [r for r in rebound() if node_of(r.new) is not None]
             self._num_results = len(results)
             gradients = self._backward(recorder, state, results, scale) if request.training else []
+            self._context.losses.clear()  # they and their history are of no use any more
             self._copies = recorder.copies
+            self._tracked = tracer().tensor_tracker
             # Without a backward pass of ours, code may end outside of all blocks, where nothing can be recorded.
             plain = _plain if request.training else _plain_constant
             return [*map(plain, results), *gradients, *(plain(r.new) for r in self._rebound)]
