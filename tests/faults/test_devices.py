@@ -261,7 +261,7 @@ def test_a_full_disk_costs_the_names_only(directory, monkeypatch, caplog):
 def test_executors_of_two_processes(directory):
     """The whole way: models in two processes want one device."""
     source = """
-        import subprocess, sys
+        import os, subprocess, sys
         import poptorch, torch
 
         def model():
@@ -278,10 +278,18 @@ def test_executors_of_two_processes(directory):
         command = [sys.executable, sys.argv[0], "again"]
         refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "Failed to acquire device Id 2" in refused, refused
-        assert f"process {__import__('os').getpid()} (" in refused, refused
+        assert f"process {os.getpid()} (" in refused, refused
         first.detachFromDevice()
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
         assert first(torch.ones(1)).item() == 1
+        os.environ["POPTORCH_WAIT_FOR_IPU"] = "1"
+        second = model()
+        try:
+            second(torch.ones(1))
+        except poptorch.Error as error:
+            assert "this process would wait for itself" in str(error), error
+        first.detachFromDevice()
+        assert second(torch.ones(1)).item() == 1
     """
     path = directory.parent / "program.py"
     path.write_text(textwrap.dedent(source))
