@@ -230,6 +230,13 @@ WAIT_FOR_IPU = Flag(
     "Wait for a device instead of failing when all suitable ones are taken.",
     "once per process",
 )
+FAULTS = Text(
+    "POPTORCH_FAULTS",
+    None,
+    "Failures of devices to rehearse, for instance ipu_reset:call=3,ipu=1 or seed=7;full_reset:probability=0.01. "
+    "The grammar is in docs/reliability.md; text that is not understood is an error that says where.",
+    _AT_COMPILE,
+)
 CACHE_DIR = PathName(
     "POPTORCH_CACHE_DIR",
     None,
@@ -323,6 +330,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     GROUP,
     SPILL_WEIGHTS,
     WAIT_FOR_IPU,
+    FAULTS,
     CACHE_DIR,
     KEY_FILE,
     DEFAULT_OPTIONS,
