@@ -38,6 +38,7 @@ FOUNDATION = (
     "hooks",
     "printing",
     "testing",
+    "interrupts",
     "startup",
 )
 

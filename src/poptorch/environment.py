@@ -238,6 +238,13 @@ DEVICES_DIR = PathName(
     "so users can share one that all of them can write to.",
     _AT_QUERY,
 )
+FAULTS = Text(
+    "POPTORCH_FAULTS",
+    None,
+    "Failures of devices to rehearse, for instance ipu_reset:call=3,ipu=1 or seed=7;full_reset:probability=0.01. "
+    "The grammar is in docs/reliability.md; text that is not understood is an error that says where.",
+    _AT_COMPILE,
+)
 CACHE_DIR = PathName(
     "POPTORCH_CACHE_DIR",
     None,
@@ -332,6 +339,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     SPILL_WEIGHTS,
     WAIT_FOR_IPU,
     DEVICES_DIR,
+    FAULTS,
     CACHE_DIR,
     KEY_FILE,
     DEFAULT_OPTIONS,

@@ -232,7 +232,11 @@ class PoplarExecutor:
         if sys.is_finalizing() or weights is None or weights.newest is Newest.HOST:
             return
         with contextlib.suppress(Error, RuntimeError):
-            self.copyWeightsToHost()
+            try:
+                self.copyWeightsToHost()
+            except KeyboardInterrupt:  # there is no later: bring them all, then let the interrupt go on
+                self.copyWeightsToHost()
+                raise
 
     # -- running -------------------------------------------------------------------------------------------------
 

@@ -307,12 +307,17 @@ class Session:
     def _count_towards_native(self, after: int) -> None:
         """After as many calls as the program itself fixes, compile it to native code.
 
+        Calls before a checkpoint count as well, by the position of random numbers that was restored from it. So a program
+        that is resumed runs the code that it would have run without the interruption, and goes on with the same bits.
         A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
         """
+        loop = self.executable.code.loop
+        resumed = self.engine.random.position // (loop.device_iterations * loop.gradient_accumulation)
+        earlier = max(self._calls, resumed)
         self._calls += 1
-        if self._calls <= after:
+        if earlier < after:
             return
-        logger.info("Compiling the program to native code after %d calls", self._calls - 1)
+        logger.info("Compiling the program to native code after %d calls", earlier)
         try:
             with Progress(self.wrapped.options, 0) as progress:
                 self._use_native_code(progress)

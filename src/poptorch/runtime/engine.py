@@ -19,6 +19,7 @@ from poptorch.runtime.call import Call, Gradients, input_blocks, synthetic_input
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, LocalExchange
+from poptorch.runtime.faults import faults_of
 from poptorch.runtime.heap import keep_freed_memory
 from poptorch.runtime.loss_scale import LossScale
 from poptorch.runtime.parallel import ParallelRunner
@@ -56,6 +57,7 @@ class Engine:
 
         if self.parallel is not None:
             self.memory.on_change(self.parallel.weights_changed)
+        self._faults = faults_of(executable)
         self._simple = self._is_simple()
 
     def _is_simple(self) -> bool:
@@ -63,7 +65,7 @@ class Engine:
         loop, settings = self.executable.code.loop, self.executable.device.settings
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
         plain = not settings.training and not settings.anchors and not settings.synthetic_data
-        return once and plain and self.parallel is None
+        return once and plain and self.parallel is None and self._faults is None
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -189,9 +191,12 @@ class Engine:
     def _execute(self, call: Call, silent: bool) -> None:
         """Run a call and keep its times; ``silent``: nothing moves between host and device."""
         loop, counters = self.executable.code.loop, self.counters
+        faults = None if self._faults is None else self._faults.next_call()
         if self.parallel is not None:
-            self.parallel.run(call).store(counters)
+            self.parallel.run(call, faults).store(counters)
         else:
+            if faults is not None:
+                call = faults.before_groups(call)
             joined = self.executable.code.step is not None and self.scale.scaler is None and self.exchange.is_local
             times = self.sequential.run(call, self.updater.step_arguments() if joined else None)
             store_times(times, loop, counters)

@@ -20,6 +20,7 @@ from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.call import Call
 from poptorch.runtime.device_memory import DeviceMemory
+from poptorch.runtime.faults import CallFaults
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
@@ -85,22 +86,27 @@ class ParallelRunner:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call) -> Stamps:
+    def run(self, call: Call, faults: CallFaults | None = None) -> Stamps:
         """All device iterations. Whatever happens, nothing of this call stays."""
         share, stamps = CoreShare.of(self._width), Stamps(self._loop)
         self.rounds = []
         try:
             for iteration in range(self._rounds):
-                self._round(iteration, call, stamps, share)
+                self._round(iteration, call, stamps, share, faults)
         finally:
             self.gradients.reset()
         if call.trace.active:
             stamps.report(call.trace)
         return stamps
 
-    def _round(self, iteration: int, call: Call, stamps: Stamps, share: CoreShare) -> None:
+    def _round(
+        self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None
+    ) -> None:
         work = _Round(self, call, stamps, iteration)
-        spans = run_tasks(self.graph, work.execute, share, call.trace)
+        execute = work.execute
+        if faults is not None:
+            execute = faults.before_tasks(execute, partial(self.first_of, iteration))
+        spans = run_tasks(self.graph, execute, share, call.trace)
         self.rounds.append(spans)
         if call.trace.active:
             self._report(call.trace, spans, iteration)
