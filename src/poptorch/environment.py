@@ -204,6 +204,12 @@ CODEGEN = Choice(
     _AT_COMPILE,
     choices=("interpret", "native", "auto"),
 )
+FULL_TRACEBACK = Flag(
+    "POPTORCH_FULL_TRACEBACK",
+    False,
+    "Errors show all frames, also those of this package and of torch between the frames of the program.",
+    "each error",
+)
 KEEP_MEMORY = Flag(
     "POPTORCH_KEEP_MEMORY",
     True,
@@ -319,6 +325,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     VERIFY,
     DUMP,
     CODEGEN,
+    FULL_TRACEBACK,
     KEEP_MEMORY,
     GROUP,
     SPILL_WEIGHTS,

@@ -27,6 +27,7 @@ from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import Exported, StoredExecutable
+from poptorch.executor.tracebacks import folded, folding
 from poptorch.executor.turns import Turns, in_turn
 from poptorch.options import Options
 from poptorch.placement import counting
@@ -154,6 +155,7 @@ class PoplarExecutor:
             raise createPoptorchError("Model has not been compiled or has been destroyed.")
         return self._session
 
+    @folding
     @in_turn
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile the model for arguments like these, and load it on the device.
@@ -242,7 +244,10 @@ class PoplarExecutor:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
-        return self._turns.take(self._run, self._bind(args, kwargs))
+        try:
+            return self._turns.take(self._run, self._bind(args, kwargs))
+        except Exception as error:
+            raise folded(error)  # noqa: B904  (the same error)
 
     def _run(self, call: BoundCall) -> Any:
         session = self._session
@@ -333,6 +338,7 @@ class PoplarExecutor:
         session = self._compiled()
         saving.save(session, self.model, filename, export_model=export_model, save_rng_state=save_rng_state)
 
+    @folding
     @in_turn
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """Compile for arguments like these, then :meth:`save`. Needs no device if the options ask for an offline
@@ -346,6 +352,7 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
+    @folding
     @in_turn
     def loadExecutable(self, filename: str) -> None:
         """Take the program from a file instead of compiling it.

@@ -26,6 +26,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
+from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
@@ -289,7 +290,10 @@ class Session:
             wrapped.weights.overlay_if_unused(self.engine)
         self._device_changes()
         with wrapped.weights.unwatched():  # host operations of the model may look at it in the middle of a step
-            results = self.engine.run(inputs)
+            try:
+                results = self.engine.run(inputs)
+            except Exception as error:
+                raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
 
