@@ -201,7 +201,7 @@ def test_errors_of_torch_keep_their_type(level: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("POPTORCH_CODEGEN", level)
     model = poptorch.inferenceModel(Decomposing())
     model(torch.eye(2))
-    with pytest.raises(torch.linalg.LinAlgError, match="In operation 'linalg_cholesky_ex'|'_linalg_check_errors'"):
+    with pytest.raises(torch.linalg.LinAlgError, match=r"In operation 'linalg_cholesky_ex'|'_linalg_check_errors'"):
         model(-torch.eye(2))
 
 
@@ -286,7 +286,7 @@ def chaining(x: torch.Tensor) -> torch.Tensor:
 def test_errors_in_forward_show_the_users_frames(method: str) -> None:
     model = poptorch.inferenceModel(Wrong(refusing))
     call = model if method == "call" else model.compile
-    with pytest.raises(ValueError, match="^mine$") as caught:
+    with pytest.raises(ValueError, match=r"^mine$") as caught:
         call(torch.ones(2, 4))
     assert len(frames(caught.value)) == 4
     assert frames(caught.value)[-2:] == ["forward", "refusing"]
@@ -318,7 +318,7 @@ def test_an_error_in_other_words_is_told_once() -> None:
 
 def test_all_frames_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_FULL_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="^mine$") as caught:
+    with pytest.raises(ValueError, match=r"^mine$") as caught:
         poptorch.inferenceModel(Wrong(refusing))(torch.ones(2, 4))
     assert len(frames(caught.value)) > 10
     model = executor(training=False)

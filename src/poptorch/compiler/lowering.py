@@ -18,6 +18,7 @@ from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.device_program import DeviceProgram, Interface
+from poptorch.compiler.held import check_held
 from poptorch.compiler.memory import Category, map_memory
 from poptorch.compiler.observers import Dump, requested_dump, usual_observers
 from poptorch.compiler.passes.context import Context
@@ -99,6 +100,7 @@ def lower_for_device(
         backend.debug("Program:\n%s", program)
     progress("update")
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
+    check_held(settings.anchors, update, used)
     memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
     if update is not None:
         update = _sharded(update, used, program, settings, loop, memory.is_sharded(Category.OPTIMIZER))

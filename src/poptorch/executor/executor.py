@@ -246,7 +246,7 @@ class PoplarExecutor:
                 return self(*args, **kwargs)
         try:
             return self._turns.take(self._run, self._bind(args, kwargs))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (raised again)
             raise folded(error)  # noqa: B904  (the same error)
 
     def _run(self, call: BoundCall) -> Any:

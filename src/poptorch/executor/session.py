@@ -292,7 +292,7 @@ class Session:
         with wrapped.weights.unwatched():  # host operations of the model may look at it in the middle of a step
             try:
                 results = self.engine.run(inputs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (raised again)
                 raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)

@@ -52,7 +52,7 @@ def folding(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (raised again)
             raise folded(error)  # noqa: B904  (the same error)
 
     return cast(F, call)
