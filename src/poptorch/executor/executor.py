@@ -512,6 +512,19 @@ def unwrapped(model: Any) -> Any:
     return model._user_model if isinstance(model, PoplarExecutor) else model
 
 
+def session_for(executor: PoplarExecutor, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Session, BoundCall]:
+    """The compiled program of an executor, made for these arguments if there is none, and the arguments as it has them.
+
+    >>> import poptorch
+    >>> session, call = session_for(poptorch.inferenceModel(torch.nn.ReLU()), (torch.ones(2),), {})
+    >>> [tuple(tensor.shape) for tensor in session.inputs_of(call)]
+    [(2,)]
+    """
+    if not executor.isCompiled():
+        executor.compile(*args, **kwargs)
+    return executor._compiled(), executor._bind(args, kwargs)
+
+
 def resolved_copy(options: Options, training: bool) -> Options:
     """The executor's own options: the output mode decided, anchors completed."""
     copied = options.clone()

@@ -39,6 +39,12 @@ class Replay:
         """Whether running it again is seen from outside: it calls functions of the user."""
         return any(is_ordered(node) for node in self.program.operations())
 
+    def inputs_of(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What the model is given for a micro-batch; copies of what it writes to."""
+        block = self._blocks[self._loop.input_block(micro_batch)]
+        names = {port.index: port.name for port in self.program.ports_of(Role.INPUT)}
+        return [self._own(Role.INPUT, names.get(index, ""), value) for index, value in enumerate(block)]
+
     def run(self, micro_batch: MicroBatch, position: int) -> tuple[torch.Tensor, ...]:
         """The outputs of a micro-batch; ``position`` is its number among those that its replica has ever run."""
         replica, memory, program = micro_batch.replica, self._engine.memory, self.program
@@ -50,8 +56,8 @@ class Replay:
             self._own(Role.BUFFER, port.name, memory.replica_buffer(replica, port.name))
             for port in program.ports_of(Role.BUFFER)
         ]
-        block = self._blocks[self._loop.input_block(micro_batch)]
-        inputs = [self._own(Role.INPUT, p.name, block[p.index]) for p in program.ports_of(Role.INPUT)]
+        given = self.inputs_of(micro_batch)
+        inputs = [given[port.index] for port in program.ports_of(Role.INPUT)]
         constants = [program.constants[p.name] for p in program.ports_of(Role.CONSTANT)]
         scale = self._engine.scale.current if program.ports_of(Role.LOSS_SCALE) else ()
         random = RandomSource(self._engine.random.fix(), position, self._loop.global_replica(replica))

@@ -281,8 +281,7 @@ class Session:
         if wrapped.link is not None:
             with wrapped.weights.unwatched():
                 wrapped.link.upload(wrapped.weights.download_if_needed)
-        normalise = wrapped.normalise
-        inputs = [normalise(tensor, spec.path) for tensor, spec in zip(given, layout.specs, strict=True)]
+        inputs = self._normalised(given)
         after = self.engine.executable.code.native_after
         if after is not None:
             self._count_towards_native(after)
@@ -296,6 +295,14 @@ class Session:
                 raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def inputs_of(self, call: BoundCall) -> list[torch.Tensor]:
+        """The tensors of a call as the program takes them."""
+        return self._normalised(self._interface.layout.tensors_of(call))
+
+    def _normalised(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        normalise, specs = self.wrapped.normalise, self._interface.layout.specs
+        return [normalise(tensor, spec.path) for tensor, spec in zip(given, specs, strict=True)]
 
     def _device_changes(self) -> None:
         """What the device holds is newer than what the host has from here on, however the call ends.
