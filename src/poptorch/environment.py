@@ -301,7 +301,8 @@ POPLAR_ENGINE_OPTIONS = Text(
 PVTI_OPTIONS = Text(
     "PVTI_OPTIONS",
     None,
-    'JSON such as {"enable":"true"}; without it profiling channels do nothing.',
+    'JSON such as {"enable":"true","directory":"traces"}: each process writes a trace of its compilations, calls, data '
+    "loading and profiling channels in Chrome's JSON format. Without it profiling channels do nothing.",
     "import of poptorch.profiling",
 )
 CXX = PathName(

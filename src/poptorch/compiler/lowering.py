@@ -42,7 +42,7 @@ from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.optim.rules import CombinedSGD
 from poptorch.placement import announcing
-from poptorch.profiling.trace import NO_TRACE, Trace
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
@@ -85,7 +85,8 @@ def lower_for_device(
     announce_partial_support(request.call)
     layout = ArgumentLayout(request.call)
     loop = loop_of(request.options, request.training)
-    recording, program = _capture(request, layout, loop, progress)
+    with trace.span(SpanKind.COMPILE, label="capture"):
+        recording, program = _capture(request, layout, loop, progress)
     settings = settings_of(request, program, loop)
     program.numerics = settings.numerics
     _check_overlap(program, request.options)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from poptorch.errors import createPoptorchError
-from poptorch.executor.executor import PoplarExecutor, session_for
+from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.session import Session
 from poptorch.executor.wrapping import inferenceModel
 
@@ -20,7 +20,4 @@ def prepared(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         raise createPoptorchError(
             f"Expected a model wrapped by poptorch.trainingModel or poptorch.inferenceModel, not {type(model)}"
         )
-    session, call = session_for(model, args, kwargs)
-    if not session.is_attached:
-        model.attachToDevice()
-    return session, session.inputs_of(call)
+    return model.sessionFor(*args, **kwargs)

@@ -33,7 +33,7 @@ from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
-from poptorch.profiling.trace import Trace
+from poptorch.profiling.trace import SpanKind, Trace
 from poptorch.program.program import Program
 from poptorch.runtime import counters, gantt
 
@@ -99,8 +99,10 @@ class PoplarExecutor:
         self._options._freeze()
         kind = "trainingModel" if training else "inferenceModel"
         channel = Channel(f"poptorch.{kind}")
-        channel.instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
+        channel.instrument(self, "copyWeightsToDevice", "setOptimizer")
         self._trace = channel.trace()
+        if self._trace.active:
+            self._run = channel.timed(self._run, "__call__")  # type: ignore[method-assign]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise createPoptorchError(
@@ -187,7 +189,8 @@ class PoplarExecutor:
     def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
         check_options(self._options, self._training)
         self._take_model()
-        self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        with self._trace.span(SpanKind.COMPILE):
+            self._session = Session.compile(self._wrapped, call, stored, self._trace)
         return self._session
 
     def _take_model(self) -> None:
@@ -259,6 +262,21 @@ class PoplarExecutor:
             logger.debug("Implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
         return session.run(call)
+
+    def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:
+        """The loaded program, compiled for these arguments if there is none, and the tensors that it takes of them.
+
+        >>> import poptorch
+        >>> session, inputs = poptorch.inferenceModel(torch.nn.ReLU()).sessionFor(torch.ones(2))
+        >>> [tuple(tensor.shape) for tensor in inputs]
+        [(2,)]
+        """
+        if self._session is None:
+            self.compile(*args, **kwargs)
+        elif not self._session.is_attached:
+            self.attachToDevice()
+        session = self._compiled()
+        return session, session.inputs_of(self._bind(args, kwargs))
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -510,19 +528,6 @@ def unwrapped(model: Any) -> Any:
     True
     """
     return model._user_model if isinstance(model, PoplarExecutor) else model
-
-
-def session_for(executor: PoplarExecutor, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Session, BoundCall]:
-    """The compiled program of an executor, made for these arguments if there is none, and the arguments as it has them.
-
-    >>> import poptorch
-    >>> session, call = session_for(poptorch.inferenceModel(torch.nn.ReLU()), (torch.ones(2),), {})
-    >>> [tuple(tensor.shape) for tensor in session.inputs_of(call)]
-    [(2,)]
-    """
-    if not executor.isCompiled():
-        executor.compile(*args, **kwargs)
-    return executor._compiled(), executor._bind(args, kwargs)
 
 
 def resolved_copy(options: Options, training: bool) -> Options:

@@ -336,7 +336,8 @@ class Session:
 
     def _use_native_code(self, progress: Progress) -> None:
         executable = self.executable
-        self.install(native_code(executable.device, executable.code, self.store, progress))
+        with self.engine.trace.span(SpanKind.COMPILE, label="native code"):
+            self.install(native_code(executable.device, executable.code, self.store, progress))
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -437,7 +438,8 @@ def _compiled(
     if options.connection_type == ConnectionType.Always:
         target.attach(device.ipus_per_replica)
     progress.begin("code")
-    executable = Executable(device, build_host(device, dump))
+    with trace.span(SpanKind.COMPILE, label="host code"):
+        executable = Executable(device, build_host(device, dump))
     backend.debug("Finished Poplar compilation")
     wrapped.weights.check_updatable_buffers()
     if stored is not None:

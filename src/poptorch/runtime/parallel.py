@@ -116,10 +116,10 @@ class ParallelRunner:
             micro = self._loop.position(self.first_of(iteration, task))
             kind = SpanKind.STEP if self._device.plan.whole else _SPAN_KINDS[task.job.kind]
             part, replica = task.job.part, self._loop.global_replica(task.replica)
-            trace.add(TraceSpan(kind, start, span.released, part, micro, replica, span.worker))
+            at = part, micro, replica, span.worker
+            trace.add(TraceSpan(kind, start, span.released, *at, thread=span.thread))
             if span.end > span.released:
-                leftover = TraceSpan(SpanKind.LEFTOVER, span.released, span.end, part, micro, replica, span.worker)
-                trace.add(leftover)
+                trace.add(TraceSpan(SpanKind.LEFTOVER, span.released, span.end, *at, thread=span.thread))
 
     def label_of(self, stage: StageProgram) -> str:
         """For people: which pass of which part a stage is; empty for a model in one part."""
