@@ -90,5 +90,5 @@ def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(poptorch.Error, match="needs TensorBoard.*pip install tensorboard"):
+    with pytest.raises(poptorch.Error, match=r"needs TensorBoard.*pip install tensorboard"):
         poptorch.debug.AnchorWriter(tmp_path)
