@@ -112,7 +112,8 @@ NOTES: tuple[Note, ...] = (
     Note(
         "`poptorch.profiling.Channel`",
         "Writes to the `libpvti` trace, which must be installed.",
-        "Needs no library: with `PVTI_OPTIONS` set, spans are kept in memory as `Channel.records`.",
+        "Needs no library: with `PVTI_OPTIONS` set, spans go to a trace file in the JSON format of Chrome and Perfetto,"
+        " and the latest are in memory as `Channel.records`.",
     ),
     Note(
         "`hasMLIRSupportOnPlatform`",

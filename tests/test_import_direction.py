@@ -91,6 +91,7 @@ FACADES = {
     "__main__": "starts the commands for the shell",
     "cli": "commands for the shell",
     "executor": "ties capture, compiler, host and runtime together",
+    "debug": "looks inside compiled models",
     "experimental": "early names for the executor",
     "eager": "early names for the executor",
     "_impl": "private names of the original that libraries use",

@@ -204,6 +204,12 @@ CODEGEN = Choice(
     _AT_COMPILE,
     choices=("interpret", "native", "auto"),
 )
+FULL_TRACEBACK = Flag(
+    "POPTORCH_FULL_TRACEBACK",
+    False,
+    "Errors show all frames, also those of this package and of torch between the frames of the program.",
+    "each error",
+)
 KEEP_MEMORY = Flag(
     "POPTORCH_KEEP_MEMORY",
     True,
@@ -310,7 +316,8 @@ POPLAR_ENGINE_OPTIONS = Text(
 PVTI_OPTIONS = Text(
     "PVTI_OPTIONS",
     None,
-    'JSON such as {"enable":"true"}; without it profiling channels do nothing.',
+    'JSON such as {"enable":"true","directory":"traces"}: each process writes a trace of its compilations, calls, data '
+    "loading and profiling channels in Chrome's JSON format. Without it profiling channels do nothing.",
     "import of poptorch.profiling",
 )
 CXX = PathName(
@@ -334,6 +341,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     VERIFY,
     DUMP,
     CODEGEN,
+    FULL_TRACEBACK,
     KEEP_MEMORY,
     GROUP,
     SPILL_WEIGHTS,

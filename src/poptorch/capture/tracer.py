@@ -417,22 +417,29 @@ def module_scopes(request: Request) -> Iterator[None]:
     if not request.options._module_namescope_enabled:
         yield
         return
-    names = {id(m): name for name, m in request.model.named_modules() if name}
     context = ambient.current()
     assert context is not None
+    with scopes_of_modules(request.model, context.name_scopes, lambda: ambient.current() is context):
+        yield
+
+
+@contextmanager
+def scopes_of_modules(model: nn.Module, scopes: list[str], is_active: Callable[[], bool]) -> Iterator[None]:
+    """Keep the path of the sub-module that runs in ``scopes``, as long as ``is_active``."""
+    names = {id(m): name for name, m in model.named_modules() if name}
     opened: list[list[str]] = []
 
     def enter(module: nn.Module, args: Any) -> None:
-        if ambient.current() is not context:
+        if not is_active():
             return
-        opened.append(list(context.name_scopes))
+        opened.append(list(scopes))
         name = names.get(id(module))
         if name is not None:
-            context.name_scopes.append(name.rsplit(".", 1)[-1] if _inside_parent(context, name) else name)
+            scopes.append(name.rsplit(".", 1)[-1] if _inside_parent(scopes, name) else name)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if ambient.current() is context and opened:
-            context.name_scopes[:] = opened.pop()
+        if is_active() and opened:
+            scopes[:] = opened.pop()
 
     handles = [
         torch_module.register_module_forward_pre_hook(enter),
@@ -445,7 +452,7 @@ def module_scopes(request: Request) -> Iterator[None]:
             handle.remove()
 
 
-def _inside_parent(context: CaptureContext, name: str) -> bool:
+def _inside_parent(scopes: Sequence[str], name: str) -> bool:
     """Whether the current scope already spells the path of the module's parent."""
     parent = name.rpartition(".")[0]
-    return bool(parent) and "/".join(context.name_scopes).endswith(parent.replace(".", "/"))
+    return bool(parent) and "/".join(scopes).endswith(parent.replace(".", "/"))

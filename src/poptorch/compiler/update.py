@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from poptorch.optim.spec import state_name
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, set_info
 from poptorch.program.tracing import tracing
@@ -84,7 +85,7 @@ def build_update(
     for node in graph_module.graph.nodes:
         set_info(node, OpInfo(sweep=Sweep.UPDATE))
     kept = tuple(
-        StateTensor(f"{key}___{name}", name, tuple(tensor.shape), tensor.dtype)
+        StateTensor(state_name(key, name), name, tuple(tensor.shape), tensor.dtype)
         for group, state in zip(names, states, strict=True)
         for key, tensors in state.items()
         for name, tensor in zip(group, tensors, strict=True)

@@ -27,12 +27,13 @@ from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import Exported, StoredExecutable
+from poptorch.executor.tracebacks import folded, folding
 from poptorch.executor.turns import Turns, in_turn
 from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
-from poptorch.profiling.trace import Trace
+from poptorch.profiling.trace import SpanKind, Trace
 from poptorch.program.program import Program
 from poptorch.runtime import counters, gantt
 
@@ -98,8 +99,10 @@ class PoplarExecutor:
         self._options._freeze()
         kind = "trainingModel" if training else "inferenceModel"
         channel = Channel(f"poptorch.{kind}")
-        channel.instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
+        channel.instrument(self, "copyWeightsToDevice", "setOptimizer")
         self._trace = channel.trace()
+        if self._trace.active:
+            self._run = channel.timed(self._run, "__call__")  # type: ignore[method-assign]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise createPoptorchError(
@@ -154,6 +157,7 @@ class PoplarExecutor:
             raise createPoptorchError("Model has not been compiled or has been destroyed.")
         return self._session
 
+    @folding
     @in_turn
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile the model for arguments like these, and load it on the device.
@@ -185,7 +189,8 @@ class PoplarExecutor:
     def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
         check_options(self._options, self._training)
         self._take_model()
-        self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        with self._trace.span(SpanKind.COMPILE):
+            self._session = Session.compile(self._wrapped, call, stored, self._trace)
         return self._session
 
     def _take_model(self) -> None:
@@ -246,7 +251,10 @@ class PoplarExecutor:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
-        return self._turns.take(self._run, self._bind(args, kwargs))
+        try:
+            return self._turns.take(self._run, self._bind(args, kwargs))
+        except Exception as error:  # noqa: BLE001  (raised again)
+            raise folded(error)  # noqa: B904  (the same error)
 
     def _run(self, call: BoundCall) -> Any:
         session = self._session
@@ -258,6 +266,21 @@ class PoplarExecutor:
             logger.debug("Implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
         return session.run(call)
+
+    def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:
+        """The loaded program, compiled for these arguments if there is none, and the tensors that it takes of them.
+
+        >>> import poptorch
+        >>> session, inputs = poptorch.inferenceModel(torch.nn.ReLU()).sessionFor(torch.ones(2))
+        >>> [tuple(tensor.shape) for tensor in inputs]
+        [(2,)]
+        """
+        if self._session is None:
+            self.compile(*args, **kwargs)
+        elif not self._session.is_attached:
+            self.attachToDevice()
+        session = self._compiled()
+        return session, session.inputs_of(self._bind(args, kwargs))
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -337,6 +360,7 @@ class PoplarExecutor:
         session = self._compiled()
         saving.save(session, self.model, filename, export_model=export_model, save_rng_state=save_rng_state)
 
+    @folding
     @in_turn
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """Compile for arguments like these, then :meth:`save`. Needs no device if the options ask for an offline
@@ -350,6 +374,7 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
+    @folding
     @in_turn
     def loadExecutable(self, filename: str) -> None:
         """Take the program from a file instead of compiling it.

@@ -26,6 +26,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
+from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
@@ -280,8 +281,7 @@ class Session:
         if wrapped.link is not None:
             with wrapped.weights.unwatched():
                 wrapped.link.upload(wrapped.weights.download_if_needed)
-        normalise = wrapped.normalise
-        inputs = [normalise(tensor, spec.path) for tensor, spec in zip(given, layout.specs, strict=True)]
+        inputs = self._normalised(given)
         after = self.engine.executable.code.native_after
         if after is not None:
             self._count_towards_native(after)
@@ -289,9 +289,20 @@ class Session:
             wrapped.weights.overlay_if_unused(self.engine)
         self._device_changes()
         with wrapped.weights.unwatched():  # host operations of the model may look at it in the middle of a step
-            results = self.engine.run(inputs)
+            try:
+                results = self.engine.run(inputs)
+            except Exception as error:  # noqa: BLE001  (raised again)
+                raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def inputs_of(self, call: BoundCall) -> list[torch.Tensor]:
+        """The tensors of a call as the program takes them."""
+        return self._normalised(self._interface.layout.tensors_of(call))
+
+    def _normalised(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        normalise, specs = self.wrapped.normalise, self._interface.layout.specs
+        return [normalise(tensor, spec.path) for tensor, spec in zip(given, specs, strict=True)]
 
     def _device_changes(self) -> None:
         """What the device holds is newer than what the host has from here on, however the call ends.
@@ -330,7 +341,8 @@ class Session:
 
     def _use_native_code(self, progress: Progress) -> None:
         executable = self.executable
-        self.install(native_code(executable.device, executable.code, self.store, progress))
+        with self.engine.trace.span(SpanKind.COMPILE, label="native code"):
+            self.install(native_code(executable.device, executable.code, self.store, progress))
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -431,7 +443,8 @@ def _compiled(
     if options.connection_type == ConnectionType.Always:
         target.attach(device.ipus_per_replica)
     progress.begin("code")
-    executable = Executable(device, build_host(device, dump))
+    with trace.span(SpanKind.COMPILE, label="host code"):
+        executable = Executable(device, build_host(device, dump))
     backend.debug("Finished Poplar compilation")
     wrapped.weights.check_updatable_buffers()
     if stored is not None:

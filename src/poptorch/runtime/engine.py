@@ -11,7 +11,7 @@ import torch
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.profiling.trace import NO_TRACE, Trace
-from poptorch.program.anchors import Anchor
+from poptorch.program.anchors import Anchor, Held
 from poptorch.program.loop import MicroBatch
 from poptorch.program.program import Role
 from poptorch.program.update import State
@@ -150,8 +150,8 @@ class Engine:
         self._execute(self._call(inputs, results, anchors), silent=settings.synthetic_data != 0)
         if self.executable.update is None:
             for iteration in range(loop.device_iterations):
-                self._anchor_parameters(iteration, anchors, updated=False)
-                self._anchor_parameters(iteration, anchors, updated=True)
+                self._anchor_held(iteration, anchors, updated=False)
+                self._anchor_held(iteration, anchors, updated=True)
         self.random.position = first + loop.device_iterations * loop.gradient_accumulation
         self.anchored = {anchor.short_name: stream.take() for anchor, stream in anchors.items()}
         return [stream.take() for stream in results]
@@ -166,13 +166,13 @@ class Engine:
 
         def updated() -> None:
             nonlocal updates
-            self._anchor_parameters(updates, anchors, updated=True)
+            self._anchor_held(updates, anchors, updated=True)
             updates += 1
             random.position = first + updates * loop.gradient_accumulation  # a call that fails now has come so far
 
         def update(gradients: Gradients) -> None:
             random.position = first + (updates + 1) * loop.gradient_accumulation
-            self._anchor_parameters(updates, anchors, updated=False)
+            self._anchor_held(updates, anchors, updated=False)
             self.updater.apply(self.executable.code, gradients, random.of_update(), self.exchange, self.trace)
             updated()
 
@@ -181,7 +181,7 @@ class Engine:
             random=lambda micro_batch: random.of_group(first + loop.position(micro_batch), micro_batch.replica),
             loss_scale=self.scale.current,
             results=results,
-            anchors=[stream for anchor, stream in anchors.items() if anchor.parameter is None],
+            anchors=[stream for anchor, stream in anchors.items() if anchor.held is None],
             counts=self.scale.tally,
             update=update if self.executable.update is not None else None,
             updated=updated,
@@ -203,16 +203,25 @@ class Engine:
         if silent:
             counters.input, counters.input_complete, counters.output, counters.output_complete = [], [], [], []
 
-    def _anchor_parameters(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
-        """Anchored weights: the micro-batches of the last accumulation step see them updated, the others do not."""
+    def _anchor_held(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
+        """Anchored weights and state: the micro-batches of the last accumulation step see them updated, others not."""
         loop = self.executable.code.loop
         last = loop.gradient_accumulation - 1
         for anchor, stream in anchors.items():
-            if anchor.parameter is None:
+            if anchor.held is None:
                 continue
+            value = self._held(anchor)
             for step in (last,) if updated else range(last):
                 for replica in range(loop.replicas):
-                    stream.put(MicroBatch(iteration, step, replica), self.memory.copy_of(anchor.parameter))
+                    stream.put(MicroBatch(iteration, step, replica), value)
+
+    def _held(self, anchor: Anchor) -> torch.Tensor:
+        """A copy of what the device has of something between two updates."""
+        if anchor.held is Held.WEIGHT:
+            return self.memory.copy_of(anchor.name)
+        if anchor.held is Held.STATE:
+            return self.updater.state_tensor(anchor.name).clone(memory_format=torch.contiguous_format)
+        return self.updater.scalar(anchor.name).float()
 
     def schedule(self) -> tuple[list[Tick], list[Span]]:
         """The ideal schedule of one accumulation round, and what ran in the latest one."""

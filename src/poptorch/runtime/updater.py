@@ -9,6 +9,7 @@ import torch
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.profiling.trace import SpanKind, Trace
+from poptorch.program.anchors import SPECIFIC
 from poptorch.program.update import State, flat_arguments
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, Gradients
@@ -37,6 +38,19 @@ class Updater:
         """Keep other state, as the code wants it to lie in memory."""
         self._state = states
         self.arrange(code)
+
+    def state_tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the state by its name (not copied)."""
+        assert self._update is not None
+        places = {tensor.name: place for place, tensor in enumerate(self._update.state)}
+        return flat_arguments((), (), self._state, ())[places[name]]
+
+    def scalar(self, name: str) -> torch.Tensor:
+        """A number that steers the update: of the first group that has it, or of the parameter that the name says."""
+        assert self._update is not None
+        scalar, specific, parameter = name.partition(SPECIFIC)
+        groups = zip(self._update.parameters, self._hyper_now(), strict=True)
+        return next(hyper[scalar] for members, hyper in groups if parameter in members or not specific)
 
     def arrange(self, code: HostCode) -> None:
         """Let weights and state lie in memory as the code wants them."""

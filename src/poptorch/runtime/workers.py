@@ -42,6 +42,9 @@ class Span:
     released: float
     """When its results were there for others; gradients are added after that."""
 
+    thread: int = 0
+    """The thread of the worker, as ``threading.get_ident`` has it; 0 if unknown."""
+
 
 @dataclass
 class _Run:
@@ -103,7 +106,7 @@ class _Run:
         self._release(task, busy=rest is not None)
         leftovers = () if rest is None else rest()
         ended = released if rest is None else time.perf_counter()
-        self.spans.append(Span(task, worker, start, ended, released))
+        self.spans.append(Span(task, worker, start, ended, released, threading.get_ident()))
         self._done(leftovers)
 
     def _release(self, task: Task, busy: bool) -> None:
