@@ -15,6 +15,7 @@ False
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -138,13 +139,13 @@ def _decimal(name: str, text: str) -> int:
         ) from None
 
 
-def integer(name: str, default: int) -> int:
-    """An integer from a variable that the *user* named; ``ValueError`` for text that is not one.
+def integer(name: str, default: int, variables: Mapping[str, str] | None = None) -> int:
+    """An integer from a variable that the *user* or a launcher named; ``ValueError`` for text that is not one.
 
     >>> integer("NO_SUCH_VARIABLE", 3)
     3
     """
-    text = os.environ.get(name)
+    text = (os.environ if variables is None else variables).get(name)
     if text is None:
         return default
     try:
@@ -298,6 +299,21 @@ PVTI_OPTIONS = Text(
     'JSON such as {"enable":"true"}; without it profiling channels do nothing.',
     "import of poptorch.profiling",
 )
+DISTRIBUTED_TIMEOUT = Integer(
+    "POPTORCH_DISTRIBUTED_TIMEOUT",
+    600,
+    "How many seconds a process waits for the others, at the start of a job and at each meeting of all processes, before "
+    "it raises an error that names the missing ones. One that has died is noticed at once.",
+    "the first compilation of a training model over several processes",
+)
+RENDEZVOUS = Text(
+    "POPTORCH_RENDEZVOUS",
+    None,
+    "Where the processes of a job find each other, as host:port, on which process 0 listens. It wins over MASTER_ADDR and "
+    "MASTER_PORT, which torchrun sets. Without any of them, processes of one host find each other through a file in the "
+    "temporary folder.",
+    "the first compilation of a training model over several processes",
+)
 CXX = PathName(
     "CXX",
     None,
@@ -334,15 +350,12 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     MLIR_DOT_FILE,
     POPLAR_ENGINE_OPTIONS,
     PVTI_OPTIONS,
+    DISTRIBUTED_TIMEOUT,
+    RENDEZVOUS,
     CXX,
     CXXFLAGS,
 )
 """Every variable of the package, for the documentation."""
-
-WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
-WORLD_RANK = "OMPI_COMM_WORLD_RANK"
-"""The two names that ``Distributed`` uses unless told otherwise."""
-
 
 @dataclass(frozen=True)
 class ModelRequest:
