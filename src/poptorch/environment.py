@@ -228,8 +228,16 @@ SPILL_WEIGHTS = Flag(
 WAIT_FOR_IPU = Flag(
     "POPTORCH_WAIT_FOR_IPU",
     False,
-    "Wait for a device instead of failing when all suitable ones are taken.",
-    "once per process",
+    "Wait for a device instead of failing when all suitable ones are taken. Programs get their turn in order.",
+    "each attempt to attach to a device",
+)
+DEVICES_DIR = PathName(
+    "POPTORCH_DEVICES_DIR",
+    None,
+    "The directory through which processes share the virtual IPUs of a system. Without, a folder of your own in the "
+    "folder for temporary files: all your programs on this machine share. Files get the permissions of the directory, "
+    "so users can share one that all of them can write to.",
+    _AT_QUERY,
 )
 CACHE_DIR = PathName(
     "POPTORCH_CACHE_DIR",
@@ -339,6 +347,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     GROUP,
     SPILL_WEIGHTS,
     WAIT_FOR_IPU,
+    DEVICES_DIR,
     CACHE_DIR,
     KEY_FILE,
     DEFAULT_OPTIONS,

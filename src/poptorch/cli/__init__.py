@@ -1,13 +1,13 @@
-"""Commands for the shell: ``python -m poptorch <command>``. Each module here adds one."""
+"""Commands for the shell: ``python -m poptorch <command>``, ``gc-info`` and ``gc-monitor``. Each has a module here."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from poptorch.cli import cache
+from poptorch.cli import cache, devices
 
-_COMMANDS = (cache.add_to,)
+_COMMANDS = (cache.add_to, devices.add_to)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
