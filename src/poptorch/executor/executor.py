@@ -183,7 +183,7 @@ class PoplarExecutor:
         return call
 
     def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
-        check_options(self._options, self._training)
+        check_options(self._options)
         self._take_model()
         self._session = Session.compile(self._wrapped, call, stored, self._trace)
         return self._session
@@ -368,7 +368,7 @@ class PoplarExecutor:
         stored.check_version()
         stored.check_custom_ops()
         call = stored.example(trusted=exported is not None)
-        check_options(self._options, self._training)
+        check_options(self._options)
         try:
             call.check_fits(self._signature)
             with torch.inference_mode(False):

@@ -27,6 +27,7 @@ from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
 from poptorch.executor.host_weights import HostWeights
+from poptorch.executor.job import Job
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
 from poptorch.executor.stored import StoredExecutable
@@ -38,7 +39,7 @@ from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
 from poptorch.options.progress import Progress
-from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
+from poptorch.options.unfinished import mention_unfinished
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.program import Program, Role
 from poptorch.runtime.counters import PerfCounters
@@ -100,14 +101,12 @@ class RandomState:
         self._engine.random.state = self._known
 
 
-def check_options(options: Options, training: bool) -> None:
+def check_options(options: Options) -> None:
     """Refuse options that no program can be compiled with, and mention those that have no effect."""
     validate_options(options.toDict())
     announce_precision(options.Precision)
     set_repeat_limit(options.max_repeat_logs)
     mention_unfinished(options)
-    if training:
-        refuse_distributed_training(options)
     check_target(options)
 
 
@@ -115,7 +114,13 @@ class Session:
     """One compiled program: made by :meth:`compile`, ended by :meth:`release`."""
 
     def __init__(
-        self, wrapped: Wrapped, target: Target, example: BoundCall, executable: Executable, store: CodeStore
+        self,
+        wrapped: Wrapped,
+        target: Target,
+        example: BoundCall,
+        executable: Executable,
+        store: CodeStore,
+        job: Job | None = None,
     ) -> None:
         self.wrapped = wrapped
         self.example = example
@@ -130,7 +135,7 @@ class Session:
         self.store = store
         """Where native code comes from, and what there is of it."""
 
-        self.engine = engine = Engine(executable)
+        self.engine = engine = Engine(executable, None if job is None else job.exchange(executable))
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False
@@ -145,19 +150,24 @@ class Session:
         """
         started = time.monotonic()
         options, target = wrapped.options, Target(wrapped.options)
+        job = Job.of(options, training=wrapped.link is not None)
         try:
             with (
                 wrapped.weights.unwatched(),
                 caching.turn_to_compile(options, wrapped.user_model),
                 Progress(options, STAGES + 2) as progress,
             ):
-                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace))
+                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace), job)
                 session.engine.trace = trace
                 session.start(progress)
-        except BaseException:
+            if job is not None:  # after this process's turn: the others may be waiting for theirs
+                job.agree(session)
+        except BaseException as error:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
             target.detach()
             wrapped.weights.close()
+            if job is not None:
+                job.failed(error)
             raise
         session.compile_time = datetime.timedelta(seconds=time.monotonic() - started)
         return session

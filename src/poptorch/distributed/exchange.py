@@ -1,0 +1,139 @@
+"""Gradients and counts between processes: what an engine calls after accumulation and before the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from poptorch.distributed import process_group
+from poptorch.distributed.process_group import Pending, ProcessGroup
+
+BUCKET_BYTES = 8 << 20
+"""How much travels at a time: enough for the cost of a message not to count, and little enough for the first to arrive
+while the last are still copied together."""
+
+_ALIGNMENT = 64
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Bucket:
+    """Tensors that travel together, one after the other in memory."""
+
+    names: list[str]
+    offsets: list[int]
+    room: torch.Tensor
+
+
+class ProcessExchange:
+    """Sums gradients over the processes of the job.
+
+    Gradients are copied together into buckets, each of which is summed on its own while the next is filled. Large ones
+    are summed where they are. Half-precision gradients are summed in float32: the result is rounded once, whatever the
+    number of processes. Every process gets the same bits.
+
+    With ``averaged``, the gradients of each process are means, and so is the result.
+    """
+
+    is_local = False
+
+    def __init__(self, group: ProcessGroup, averaged: bool = False) -> None:
+        self._everybody = group
+        self._averaged = averaged
+        self._buckets: dict[tuple[str, ...], list[Bucket]] = {}
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The processes that take part now."""
+        return process_group.current() or self._everybody
+
+    def reduce(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The sum over all processes (of means: the mean), by parameter name."""
+        result = dict(gradients)
+        under_way: list[tuple[Pending, Bucket | None, torch.Tensor | None]] = []
+        small = {name: g for name, g in gradients.items() if not _travels_alone(g)}
+        for name, gradient in gradients.items():
+            if name not in small:
+                under_way.append((self.group.start_sum(gradient), None, gradient))
+                result[name] = gradient
+        for bucket in self._buckets_for(small):
+            _fill(bucket, small)
+            under_way.append((self.group.start_sum(bucket.room), bucket, None))
+        for pending, bucket, alone in under_way:
+            pending.wait()
+            total = bucket.room if bucket is not None else alone
+            assert total is not None
+            if self._averaged:
+                total.div_(self.group.size)
+            if bucket is not None:
+                result.update(_contents(bucket, small))
+        return result
+
+    def sum_counts(self, count: int) -> int:
+        """The sum of a number over all processes."""
+        return int(self.group.sum(torch.tensor([count])))
+
+    def _buckets_for(self, gradients: Mapping[str, torch.Tensor]) -> Sequence[Bucket]:
+        """The buckets of these gradients, made once."""
+        key = tuple(gradients)
+        if key not in self._buckets:
+            self._buckets[key] = make_buckets(gradients)
+        return self._buckets[key]
+
+
+def make_buckets(gradients: Mapping[str, torch.Tensor], limit: int = BUCKET_BYTES) -> list[Bucket]:
+    """Divide gradients into buckets, each of one type, in their order: the same on every process.
+
+    >>> buckets = make_buckets({"a": torch.ones(2, 3), "b": torch.ones(40), "c": torch.ones(1)}, limit=250)
+    >>> [bucket.names for bucket in buckets]
+    [['a', 'b'], ['c']]
+    """
+    open_buckets: dict[torch.dtype, tuple[list[str], list[int]]] = {}
+    ends: dict[torch.dtype, int] = {}
+    done: list[Bucket] = []
+
+    def close(dtype: torch.dtype) -> None:
+        names, offsets = open_buckets.pop(dtype)
+        done.append(Bucket(names, offsets, torch.zeros(ends.pop(dtype), dtype=dtype)))
+
+    for name, gradient in gradients.items():
+        dtype = _travelling_type(gradient.dtype)
+        elements = -(-gradient.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT // dtype.itemsize
+        if dtype in ends and (ends[dtype] + elements) * dtype.itemsize > limit:
+            close(dtype)
+        names, offsets = open_buckets.setdefault(dtype, ([], []))
+        names.append(name)
+        offsets.append(ends.get(dtype, 0))
+        ends[dtype] = offsets[-1] + elements
+    for dtype in list(open_buckets):
+        close(dtype)
+    return done
+
+
+def _travels_alone(gradient: torch.Tensor) -> bool:
+    big = gradient.numel() * gradient.element_size() >= BUCKET_BYTES // 2
+    return big and gradient.is_contiguous() and gradient.dtype not in _HALF
+
+
+def _travelling_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def _fill(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> None:
+    for name, offset in zip(bucket.names, bucket.offsets, strict=True):
+        gradient = gradients[name]
+        bucket.room[offset : offset + gradient.numel()].view(gradient.shape).copy_(gradient)
+
+
+def _contents(bucket: Bucket, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a bucket, in the types that they had before."""
+    found = {}
+    for name, offset in zip(bucket.names, bucket.offsets, strict=True):
+        old = like[name]
+        value = bucket.room[offset : offset + old.numel()].view(old.shape)
+        if value.dtype is not old.dtype or not old.is_contiguous():
+            value = old.copy_(value)  # the update was made for gradients that lie as these do
+        found[name] = value
+    return found
