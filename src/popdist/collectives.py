@@ -27,6 +27,8 @@ __all__ = ["allGather", "allReduceSum", "broadcast"]
 
 def allReduceSum(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Replace a tensor by its sum over the instances. The result has the same bits on each of them."""
+    if str(tensor.dtype) == "torch.bool":
+        raise TypeError("Truth values cannot be added: convert the tensor to a type for numbers first.")
     if backend.participants() > 1:
         parts = _gathered(tensor, name, "allReduceSum")
         total = parts[0]
@@ -99,8 +101,9 @@ class _Named:
 
         with self.lock:
             gloo = self.gloo = self.gloo or _connected()
-            self.uses[name] += 1
-            tag = zlib.crc32(f"{name}#{self.uses[name]}".encode()) & 0x3FFFFFFF
+            use = f"{name} of {members}"
+            self.uses[use] += 1
+            tag = zlib.crc32(f"{use} {self.uses[use]}".encode()) & 0x3FFFFFFF
         own = context.getInstanceIndex()
         parts = {own: content}
         pending = []
