@@ -1,8 +1,8 @@
 """Operations on tensors of all instances, on the host.
 
-The instances that take part are those of the running ``execute_on_instances``, or all. Operations with a name are matched
-by it: several threads may have differently named ones under way, in a different order on each instance. Operations
-without a name are matched by their order.
+The instances that take part are those of the running ``execute_on_instances``, or all. Operations with a name are
+matched by it: several threads may have differently named ones under way, in a different order on each instance.
+Operations without a name are matched by their order.
 
 >>> import torch
 >>> allReduceSum(torch.ones(2))
@@ -14,13 +14,12 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from popdist import backend, context
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed
 
 __all__ = ["allGather", "allReduceSum", "broadcast"]
 
@@ -92,7 +91,7 @@ class _Named:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.gloo: torch.distributed.ProcessGroupGloo | None = None
+        self.gloo: Any = None
         self.uses: Counter[str] = Counter()
 
     def gather(self, content: torch.Tensor, name: str, members: tuple[int, ...]) -> list[torch.Tensor]:
@@ -116,8 +115,8 @@ class _Named:
                 work.wait()
             except RuntimeError as error:
                 raise backend.popdist_error(
-                    f"The operation {name!r} has failed: {error}. All instances have to take part in it, with tensors of "
-                    "one size; has one of them died?"
+                    f"The operation {name!r} has failed: {error}. All instances have to take part in it, with tensors "
+                    "of one size; has one of them died?"
                 ) from error
         return [parts[member] for member in members]
 
@@ -125,11 +124,11 @@ class _Named:
 _named = _Named()
 
 
-def _connected() -> torch.distributed.ProcessGroupGloo:
+def _connected() -> Any:
     """Connections of their own: messages must not meet the operations that are matched by order."""
     from datetime import timedelta
 
-    from torch.distributed import PrefixStore, ProcessGroupGloo
+    import torch.distributed as dist
 
     from poptorch import environment
     from poptorch.distributed import rendezvous
@@ -138,6 +137,7 @@ def _connected() -> torch.distributed.ProcessGroupGloo:
     seconds = float(max(1, environment.DISTRIBUTED_TIMEOUT.read()))
     store = rendezvous.find_store(own, count, seconds)
     try:
-        return ProcessGroupGloo(PrefixStore("popdist", store), own, count, timedelta(seconds=seconds))
+        keys = dist.PrefixStore("popdist", store)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(keys, own, count, timedelta(seconds=seconds))
     finally:
         rendezvous.forget_address()

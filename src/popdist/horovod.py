@@ -1,8 +1,8 @@
 """The part of ``horovod.torch`` that programs for PopRun use, over PopDist's own communication.
 
-PopTorch reduces gradients itself, so programs need Horovod for little: equal weights and seeds at the start, and sums of
-metrics. Under PopRun, ``import horovod.torch`` finds these functions where Horovod is not installed. The real one always
-wins. ``POPDIST_HOROVOD_SHIM=0`` in PopRun's environment switches the stand-in off.
+PopTorch reduces gradients itself, so programs need Horovod for little: equal weights and seeds at the start, and sums
+of metrics. Under PopRun, ``import horovod.torch`` finds these functions where Horovod is not installed. The real one
+always wins. ``POPDIST_HOROVOD_SHIM=0`` in PopRun's environment switches the stand-in off.
 
 Tensors are of the host, of any type. Without a launcher there is one instance, and everything works.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +33,7 @@ __all__ = [
 
 Average, Sum, Min, Max, Product = "Average", "Sum", "Min", "Max", "Product"
 
-_REDUCTIONS = {
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     Average: torch.Tensor.sum,
     Sum: torch.Tensor.sum,
     Min: torch.Tensor.amin,

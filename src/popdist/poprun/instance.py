@@ -1,12 +1,12 @@
 """Becomes one instance of a job: the last thing that happens before the user's program starts.
 
-PopRun starts this file as a program of its own: ``python -I -S instance.py PARENT SIGNAL NODE STDIN -- program ...``.
+PopRun starts this file as a program of its own: ``python -I -S instance.py PARENT SIGNAL NODE CLOSED -- program ...``.
 It imports nothing but a little of the standard library, so it costs some milliseconds.
 
 - The program ends with its launcher, even if that is killed: the kernel sends it ``SIGNAL``. ``PARENT`` is the number
   of the launcher's process, or ``-`` if that is not known.
 - ``NODE`` is the place of the instance among those that are bound to NUMA nodes in turn, or ``-``.
-- ``STDIN`` is ``keep`` for the one instance that reads from the terminal, else ``none``.
+- ``CLOSED`` has an ``i`` if the program gets no input, and an ``o`` if its output is hidden; else it is ``-``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ _NODES = Path("/sys/devices/system/node")
 
 def main(arguments: list[str]) -> None:
     """Prepare this process, and replace it by the program."""
-    parent, number, node, stdin, _, *program = arguments
+    parent, number, node, closed, _, *program = arguments
     die_with(os.getppid() if parent == "-" else int(parent), int(number))
     if node != "-":
         bind(int(node))
-    if stdin == "none":
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0,) * ("i" in closed) + (1, 2) * ("o" in closed):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
     try:
         os.execvp(program[0], program)
     except OSError as error:

@@ -33,8 +33,6 @@ def job_variables(address: str, port: int, layout: Layout) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Pipes are not terminals: without this, Python programs would print when they end.
-        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(layout),
     }
 
@@ -98,13 +96,14 @@ def wrapped(
     parent: int | None,
     node: int | None = None,
     reads: bool = True,
+    prints: bool = True,
     number: int = signal.SIGKILL,
 ) -> tuple[str, ...]:
     """The command for a program that ends with its parent; see :mod:`popdist.poprun.instance`."""
     return (
         sys.executable, "-I", "-S", instance_program.__file__,
         "-" if parent is None else str(parent), str(int(number)), "-" if node is None else str(node),
-        "keep" if reads else "none", "--", *program,
+        ("" if reads else "i") + ("" if prints else "o") or "-", "--", *program,
     )  # fmt: skip
 
 

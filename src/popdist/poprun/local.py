@@ -55,7 +55,9 @@ class _Pipes(LogsSpecs):
 class _Instances(SubprocessContext):
     """The running instances. When one fails, the others get some time to say so before they are ended."""
 
-    def __init__(self, program: Sequence[str], variables: Mapping[int, Mapping[str, str]], outputs: Outputs, numa: bool):
+    def __init__(
+        self, program: Sequence[str], variables: Mapping[int, Mapping[str, str]], outputs: Outputs, numa: bool
+    ) -> None:
         commands = {
             place: wrapped(program, parent=os.getpid(), node=place if numa else None, reads=place == 0)[1:]
             for place in variables

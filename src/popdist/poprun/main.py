@@ -19,7 +19,9 @@ from popdist.poprun.layout import Layout, layout_of
 from popdist.poprun.log import Log
 from popdist.poprun.settings import Settings
 
-_UNDERSTOOD = ("--tag-output", "-tag-output", "--allow-run-as-root", "--oversubscribe", "--output-filename", "--bind-to")
+_UNDERSTOOD = (
+    "--tag-output", "-tag-output", "--allow-run-as-root", "--oversubscribe", "--output-filename", "--bind-to",
+)  # fmt: skip
 """Arguments for ``mpirun`` that the launcher of one host follows, or that ask for what it does anyway."""
 
 
@@ -88,6 +90,8 @@ def _run_here(
         log.info(f"Without other hosts there is no mpirun; these of its arguments have no effect: {' '.join(ignored)}")
     with _Store() as store:
         shared = job.job_variables("localhost", store.port, layout)
+        # Pipes are not terminals: without this, Python programs would print when they end.
+        shared["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
         complete = {}
         for instance, own in variables.items():
             asked, rest = job.exported(mpi.local_arguments(settings, instance))
@@ -111,16 +115,18 @@ def _run_with_mpi(
             instance: {**shared, **job.rank_variables(instance, layout), **own} for instance, own in variables.items()
         }
         line = mpi.command(settings, layout, complete, program)
-        return mpi.run(line, settings.only_output_from_instance, log)
+        return mpi.run(line, log)
 
 
 class _Store:
     """Where instances meet. PopRun keeps it, so it outlives each of them."""
 
     def __enter__(self) -> _Store:
-        from torch.distributed import TCPStore
+        import torch.distributed as dist
 
-        self._store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            "localhost", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
+        )
         return self
 
     def __exit__(self, *unused: object) -> None:

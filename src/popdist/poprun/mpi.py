@@ -51,7 +51,7 @@ def command(
             line += ["-x", f"{name}={value}"]
         line += local_arguments(settings, instance)
         node = instance % layout.instances_per_host if numa else None
-        line += wrapped(program, parent=None, node=node)
+        line += wrapped(program, parent=None, node=node, prints=settings.only_output_from_instance in (None, instance))
     return line
 
 
@@ -74,7 +74,7 @@ def own_address(layout: Layout) -> str:
         return str(probe.getsockname()[0])
 
 
-def run(line: Sequence[str], only: int | None, log: Log) -> int:
+def run(line: Sequence[str], log: Log) -> int:
     """Run ``mpirun``; returns its exit code, which is that of the first instance that failed."""
     log.debug(f"Running: {shlex.join(line)}")
     # Not wrapped by us alone: if we are killed, mpirun gets the chance to end the instances of other hosts.
@@ -92,7 +92,7 @@ def run(line: Sequence[str], only: int | None, log: Log) -> int:
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             readers = [
-                threading.Thread(target=_pump, args=(stream, name, only), daemon=True)
+                threading.Thread(target=_pump, args=(stream, name), daemon=True)
                 for stream, name in zip((process.stdout, process.stderr), output.STREAMS, strict=True)
             ]
             for reader in readers:
@@ -121,7 +121,6 @@ def _wait(process: subprocess.Popen[bytes], stopped: Sequence[signal.Signals]) -
         return process.wait()
 
 
-def _pump(stream: BinaryIO, name: str, only: int | None) -> None:
+def _pump(stream: BinaryIO, name: str) -> None:
     for line in stream:
-        if only is None or not output.is_from_another(line, only):
-            output.show(name, line)
+        output.show(name, line)

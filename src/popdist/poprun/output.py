@@ -17,8 +17,6 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 _LONGEST = 1 << 16
 """A line that is longer is passed on in pieces."""
 
-_TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:")
-
 
 @dataclass
 class _Source:
@@ -155,13 +153,3 @@ def show(name: str, line: bytes) -> None:
         stream.buffer.flush()
     except BrokenPipeError:  # the reader of our output has gone; the job goes on
         return
-
-
-def is_from_another(line: bytes, instance: int) -> bool:
-    """Whether a line that ``mpirun`` has tagged comes from another instance than this.
-
-    >>> is_from_another(b"[1,0]<stdout>:a", 0), is_from_another(b"[1,1]<stdout>:a", 0), is_from_another(b"a", 0)
-    (False, True, False)
-    """
-    found = _TAG.match(line)
-    return found is not None and int(found.group(1)) != instance

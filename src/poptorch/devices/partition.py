@@ -64,8 +64,8 @@ def _registered(name: str) -> Part | None:
     except OSError:
         warn_once(
             ("partition", name),
-            f"{environment.IPUOF_PARTITION.name} is {name!r}, but there is no such partition on this host (see: vipu list "
-            "partitions). Programs use all IPUs of the machine.",
+            f"{environment.IPUOF_PARTITION.name} is {name!r}, but there is no such partition on this host (vipu list "
+            "partitions shows all). Programs use all IPUs of the machine.",
         )
         return None
     return _chosen(stored["gcds"], name)
@@ -103,8 +103,8 @@ def _connection(path: Path) -> dict[str, Any]:
         return {"devices": list(content["devices"]), "attributes": dict(content.get("attributes") or {})}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise createPoptorchError(
-            f"The connection file {path} cannot be used: {error}. Unset {environment.IPUOF_CONFIG_PATH.name}, or make the "
-            "partition again."
+            f"The connection file {path} cannot be used: {error}. Unset {environment.IPUOF_CONFIG_PATH.name}, or make "
+            "the partition again."
         ) from None
 
 
