@@ -100,6 +100,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     options: Callable[[poptorch.Options], None] = nothing
     make: Callable[..., nn.Module] = Net
+    grouping: poptorch.CommGroupType = poptorch.CommGroupType.Consecutive
 
     def data(self, process: int, processes: int, step: int) -> list[torch.Tensor]:
         """What the replicas of one process get in one step."""
@@ -125,7 +126,7 @@ class Case:
         optimizer = self.optimizer(model)
         executor = poptorch.trainingModel(model, options, optimizer)
         if self.make is Own:
-            executor.own.replicaGrouping(poptorch.CommGroupType.Consecutive, 2, poptorch.VariableRetrievalMode.OnePerGroup)
+            executor.own.replicaGrouping(self.grouping, 2, poptorch.VariableRetrievalMode.OnePerGroup)
         outputs = [executor(*self.data(process, processes, step))[0] for step in range(STEPS)]
         found = {name: p.detach().clone() for name, p in model.named_parameters()}
         state = optimizer.state_dict()
@@ -148,10 +149,21 @@ CASES = {
     "two replicas each": Case(replicas=4, optimizer=adamw),
     "pipelined": Case(accumulation=4, model={"pipelined": True}),
     "pipelined replicas": Case(replicas=4, accumulation=4, model={"pipelined": True}, optimizer=adamw),
+    "own buffers": Case(options=own_buffers, model={"norm": True}),
     "dropout": Case(replicas=4, model={"dropout": 0.5}),
     "sharded": Case(options=sharded_state, optimizer=adamw, replicas=4),
     "groups": Case(replicas=4, make=Own, model={"groups": 2}),
-    "one group in two processes": Case(replicas=4, make=Own, model={"groups": 2}, optimizer=lamb),
+    "groups across processes": Case(
+        replicas=4, make=Own, model={"groups": 2}, optimizer=lamb, grouping=poptorch.CommGroupType.Orthogonal
+    ),
+    "groups and running mean": Case(
+        replicas=4,
+        accumulation=2,
+        make=Own,
+        model={"groups": 2},
+        options=running_mean,
+        grouping=poptorch.CommGroupType.Orthogonal,
+    ),
 }
 
 

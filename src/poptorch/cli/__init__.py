@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from poptorch.cli import cache, devices
+from poptorch.errors import Error
 
 _COMMANDS = (cache.add_to, devices.add_to)
 
@@ -17,5 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for add_to in _COMMANDS:
         add_to(commands)
     chosen = parser.parse_args(arguments)
-    status: int = chosen.run(chosen)
+    try:
+        status: int = chosen.run(chosen)
+    except Error as problem:
+        print(problem, file=sys.stderr)
+        return 1
     return status

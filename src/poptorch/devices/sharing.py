@@ -261,8 +261,9 @@ def _slots(ipus: range) -> tuple[int, int]:
 def _written(owner: Owner) -> bytes:
     """The content of a slot: one line of JSON, and blanks."""
     fields: dict[str, Any] = {"pid": owner.pid, "device": owner.device_id, "since": owner.since, "user": owner.user}
-    for length in (300, 200, 100, 50, 0):  # letters take up to twelve bytes
-        text = json.dumps({**fields, "command": owner.command[:length]}).encode()
+    for length in (300, 200, 100, 70, 0):  # letters take up to four bytes
+        record = {**fields, "command": owner.command[:length]}
+        text = json.dumps(record, ensure_ascii=False).encode(errors="replace")
         if len(text) < _SLOT:
             break
     return text[: _SLOT - 1].ljust(_SLOT - 1) + b"\n"

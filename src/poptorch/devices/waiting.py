@@ -18,7 +18,7 @@ _MOST_LISTED = 8
 def other_threads_can_act(that_wait: Collection[int]) -> bool:
     """Whether this process has a thread of the user's that does not wait for IPUs itself.
 
-    >>> other_threads_can_act([])
+    >>> other_threads_can_act(sys._current_frames())
     False
     """
     known = {threading.get_ident(), *that_wait}
