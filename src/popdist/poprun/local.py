@@ -29,6 +29,7 @@ KILL_SECONDS = 10
 """How long an instance that was told to end may take to do so."""
 
 _POLL_SECONDS = 0.1
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class _Pipes(LogsSpecs):
@@ -93,6 +94,7 @@ def run(
     """Run the program once for each set of variables; returns the exit code of the first instance that failed, or 0."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # our own messages say it
     instances = _Instances(program, variables, outputs, numa and len(variables) > 1)
+    before = {number: signal.getsignal(number) for number in _HANDLED}  # torch replaces them
     try:
         instances.start()
         for place, pid in instances.pids().items():
@@ -101,6 +103,8 @@ def run(
     except SignalException as stopped:
         return _interrupted(instances, stopped.sigval, log)
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         outputs.close()
     return _exit_code(result, log)
 
