@@ -1,8 +1,8 @@
 """Small trainings that give the same weights however their replicas are spread over processes.
 
 A test computes one with all replicas in its own process, and starts this file as a program for the others:
-``python distributed_cases.py <process> <processes> <folder> <case>...`` trains the cases one after the other, and writes
-what it got to ``<folder>/<case>-<process>.pt``.
+``python distributed_cases.py <process> <processes> <folder> <case>...`` trains the cases one after the other, and
+writes what it got to ``<folder>/<case>-<process>.pt``.
 """
 
 from __future__ import annotations

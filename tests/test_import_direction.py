@@ -32,6 +32,7 @@ FOUNDATION = (
     "enums",
     "ambient",
     "environment",
+    "launchers",
     "encoding",
     "work",
     "arg_parsers",
@@ -78,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime.values",
     },
     "ipu_model": {*FOUNDATION, *ROAD, "profiling", "compiler", "compiler.passes"},
-    "distributed": {*FOUNDATION, "options", "runtime"},
+    "distributed": {*FOUNDATION},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
     # private names of the original that libraries use

@@ -322,16 +322,16 @@ PVTI_OPTIONS = Text(
 DISTRIBUTED_TIMEOUT = Integer(
     "POPTORCH_DISTRIBUTED_TIMEOUT",
     600,
-    "How many seconds a process waits for the others, at the start of a job and at each meeting of all processes, before "
-    "it raises an error that names the missing ones. One that has died is noticed at once.",
+    "How many seconds a process waits for the others, at the start of a job and at each meeting of all processes, "
+    "before it raises an error that names the missing ones. One that has died is noticed at once.",
     "the first compilation of a training model over several processes",
 )
 RENDEZVOUS = Text(
     "POPTORCH_RENDEZVOUS",
     None,
-    "Where the processes of a job find each other, as host:port, on which process 0 listens. It wins over MASTER_ADDR and "
-    "MASTER_PORT, which torchrun sets. Without any of them, processes of one host find each other through a file in the "
-    "temporary folder.",
+    "Where the processes of a job find each other, as host:port, on which process 0 listens. It wins over MASTER_ADDR "
+    "and MASTER_PORT, which torchrun sets. Without any of them, processes of one host find each other through a file in "
+    "the temporary folder.",
     "the first compilation of a training model over several processes",
 )
 IPUOF_CONFIG_PATH = PathName(

@@ -28,9 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("count", "name"), [(2, n) for n in OF_TWO] + [(4, n) for n in OF_FOUR])
-def test_replicas_may_be_in_any_process(
-    count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_may_be_in_any_process(count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
     case = CASES[name]
     expected = case.train()

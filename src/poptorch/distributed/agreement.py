@@ -48,11 +48,10 @@ def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str
     return [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
 
 
-def _message(
-    root: int, member: int, unequal: list[str], first: Mapping[str, str], second: Mapping[str, str]
-) -> str:
+def _message(root: int, member: int, unequal: list[str], first: Mapping[str, str], second: Mapping[str, str]) -> str:
     what = " and ".join(f"the {name}" for name in unequal)
-    text = f"Processes {root} and {member} do not train the same model: {what} differ{'s' if len(unequal) == 1 else ''}."
+    verb = "differs" if len(unequal) == 1 else "differ"
+    text = f"Processes {root} and {member} do not train the same model: {what} {verb}."
     settings = [f"{n} ({first.get(n)} and {second.get(n)})" for n in differences(first, second)]
     if settings:
         text += f" Their options differ in {', '.join(settings[:_SHOWN])}."

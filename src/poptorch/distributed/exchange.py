@@ -52,23 +52,20 @@ class ProcessExchange:
     def reduce(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The sum over all processes (of means: the mean), by parameter name."""
         result = dict(gradients)
-        under_way: list[tuple[Pending, Bucket | None, torch.Tensor | None]] = []
+        under_way: list[tuple[Pending, torch.Tensor, Bucket | None]] = []
         small = {name: g for name, g in gradients.items() if not _travels_alone(g)}
         for name, gradient in gradients.items():
             if name not in small:
-                under_way.append((self.group.start_sum(gradient), None, gradient))
-                result[name] = gradient
+                under_way.append((self.group.start_sum(gradient), gradient, None))
         for bucket in self._buckets_for(small):
             _fill(bucket, small)
-            under_way.append((self.group.start_sum(bucket.room), bucket, None))
-        for pending, bucket, alone in under_way:
+            under_way.append((self.group.start_sum(bucket.room), bucket.room, bucket))
+        for pending, total, together in under_way:
             pending.wait()
-            total = bucket.room if bucket is not None else alone
-            assert total is not None
             if self._averaged:
                 total.div_(self.group.size)
-            if bucket is not None:
-                result.update(_contents(bucket, small))
+            if together is not None:
+                result.update(_contents(together, small))
         return result
 
     def sum_counts(self, count: int) -> int:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from poptorch import environment, launchers
-from poptorch.errors import RecoverableError, createPoptorchError, recoverable_error
+from poptorch.errors import Error, RecoverableError, createPoptorchError, recoverable_error
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
@@ -61,7 +61,7 @@ class Peer:
 class Peers:
     """Everybody, with the store by which processes tell each other who is lost."""
 
-    def __init__(self, store: dist.Store, process_id: int, num_processes: int, seconds: float) -> None:
+    def __init__(self, store: Store, process_id: int, num_processes: int, seconds: float) -> None:
         self._store = store
         self._own = process_id
         self._seconds = seconds
@@ -72,23 +72,36 @@ class Peers:
         store, size = self._store, own.num_processes
         if store.add(f"claimed/{own.process_id}", 1) > 1:
             raise createPoptorchError(
-                f"Two processes of the job say that they are process {own.process_id}. Give each a number of its own with "
-                "Options.Distributed.configureProcessId, or let the launcher do so."
+                f"Two processes of the job say that they are process {own.process_id}. Give each a number of its own "
+                "with Options.Distributed.configureProcessId, or let the launcher do so."
             )
         store.set(f"here/{own.process_id}", json.dumps(asdict(own)))
-        keys = [f"here/{i}" for i in range(size)]
-        deadline, next_look = time.monotonic() + self._seconds, time.monotonic() + 1
-        while not store.check(keys):
-            time.sleep(_POLL_SECONDS)
-            if time.monotonic() > next_look:
-                self._check_sizes([k for k in keys if store.check([k])], own)
+        try:
+            return self._wait_for([f"here/{i}" for i in range(size)], own)
+        except Error:
+            if own.process_id == 0:
+                time.sleep(_GRACE_SECONDS)  # so that the others can still read what is wrong
+            raise
+        except RuntimeError as error:
+            raise createPoptorchError(
+                f"Process 0 has gone before all {size} processes had come. Its own output says why."
+            ) from error
+
+    def _wait_for(self, keys: list[str], own: Peer) -> Sequence[Peer]:
+        deadline = next_look = time.monotonic()
+        deadline += self._seconds
+        while not self._store.check(keys):
+            if time.monotonic() >= next_look:
+                self._check_sizes([k for k in keys if self._store.check([k])], own)
                 next_look = time.monotonic() + 1
             if time.monotonic() > deadline:
-                missing = ", ".join(k.removeprefix("here/") for k in keys if not store.check([k]))
+                missing = ", ".join(k.removeprefix("here/") for k in keys if not self._store.check([k]))
                 raise createPoptorchError(
-                    f"Of {size} processes, these have not come within {self._seconds:g} s: {missing}. Have they been "
-                    f"started, with the same number of processes? {environment.DISTRIBUTED_TIMEOUT.name} sets the limit."
+                    f"Of {len(keys)} processes, these have not come within {self._seconds:g} s: {missing}. Have they "
+                    "been started, with the same number of processes? "
+                    f"{environment.DISTRIBUTED_TIMEOUT.name} sets the limit."
                 )
+            time.sleep(_POLL_SECONDS)
         return self._check_sizes(keys, own)
 
     def _check_sizes(self, keys: list[str], own: Peer) -> Sequence[Peer]:
@@ -169,7 +182,7 @@ class Peers:
     def _error(self, what: str) -> RecoverableError:
         return recoverable_error(
             f"The job of {len(self.all)} processes cannot go on: {what}. Weights, optimizer and random state of this "
-            "process are those of the last complete update, or of the one under way. End all processes and start the job "
-            f"again from the latest checkpoint. ({environment.DISTRIBUTED_TIMEOUT.name} is {self._seconds:g} s.)",
+            "process are those of the last complete update, or of the one under way. End all processes and start the "
+            f"job again from the latest checkpoint. ({environment.DISTRIBUTED_TIMEOUT.name} is {self._seconds:g} s.)",
             "PARTITION_RESET",
         )

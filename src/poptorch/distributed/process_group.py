@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from poptorch import environment, launchers
 from poptorch._logging import logger
@@ -46,7 +48,7 @@ class Pending:
 class ProcessGroup:
     """The processes that take part in collective operations. All must make the same ones in the same order."""
 
-    def __init__(self, store: dist.Store, peers: Peers, members: Sequence[int], own: int, seconds: float) -> None:
+    def __init__(self, store: Store, peers: Peers, members: Sequence[int], own: int, seconds: float) -> None:
         self._store = store
         self._peers = peers
         self._seconds = seconds
@@ -60,7 +62,8 @@ class ProcessGroup:
         """What ended the group."""
 
         name = "-".join(map(str, self.members)) if len(self.members) < len(peers.all) else "all"
-        keys = dist.PrefixStore(f"group/{name}", store)
+        keys = PrefixStore(f"group/{name}", store)
+        self._gloo: Any = None
         try:
             self._gloo = dist.ProcessGroupGloo(
                 keys, self.members.index(own), len(self.members), timedelta(seconds=seconds)
@@ -141,6 +144,8 @@ class ProcessGroup:
     def _start(self, operation: str, *arguments: Any) -> Pending:
         if self.failed is not None:
             raise self.failed
+        if self._gloo is None:
+            raise createPoptorchError("This process has left the job: the group of its processes was shut down.")
         try:
             return Pending(self, getattr(self._gloo, operation)(*arguments))
         except RuntimeError as error:
@@ -162,13 +167,15 @@ class ProcessGroup:
     def _end(self, cause: Exception) -> RecoverableError:
         error = cause if isinstance(cause, RecoverableError) else self._peers.failure(cause)
         self.failed = error
-        _leaked.append(self)
         self._peers.await_notice()
+        self.close()
         return error
 
-
-_leaked: list[ProcessGroup] = []
-"""Groups with operations that never end."""
+    def close(self) -> None:
+        """Leave the group. Operations under way fail; threads of the library must not outlive the interpreter."""
+        gloo, self._gloo = self._gloo, None
+        if gloo is not None and self.failed is not None:
+            gloo.abort()
 
 
 def _options(options: Any, **values: Any) -> Any:
@@ -180,13 +187,14 @@ def _options(options: Any, **values: Any) -> Any:
 class _State:
     """The group of this process."""
 
-    process = os.getpid()
-    store: dist.Store | None = None
-    groups: dict[tuple[int, ...], ProcessGroup] = {}
-    everybody: ProcessGroup | None = None
-    active: ProcessGroup | None = None
-    made = 0
-    """How many groups of all processes there have been; all processes make them in step."""
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.store: Store | None = None
+        self.groups: dict[tuple[int, ...], ProcessGroup] = {}
+        self.everybody: ProcessGroup | None = None
+        self.active: ProcessGroup | None = None
+        self.made = 0
+        """How many groups of all processes there have been; all processes make them in step."""
 
 
 _state = _State()
@@ -212,7 +220,7 @@ def ensure_initialized(process_id: int, num_processes: int) -> ProcessGroup:
     _state.process, _state.active = os.getpid(), None
     if _state.store is None:
         _state.store = rendezvous.find_store(process_id, num_processes, seconds)
-    keys = dist.PrefixStore(f"poptorch/{launchers.attempt()}/{_state.made}", _state.store)
+    keys = PrefixStore(f"poptorch/{launchers.attempt()}/{_state.made}", _state.store)
     try:
         peers = Peers(keys, process_id, num_processes, seconds)
         group = ProcessGroup(keys, peers, range(num_processes), process_id, seconds)
@@ -233,9 +241,15 @@ def current() -> ProcessGroup | None:
 
 
 def shutdown() -> None:
-    """Leave the group. All processes have to, before one may be made again."""
+    """Leave the group, at the end of the process at the latest. All have to, before one may be made again."""
+    groups, _state.groups = _state.groups, {}
     _state.everybody = _state.active = None
-    _state.groups = {}
+    if _state.process == os.getpid():
+        for group in groups.values():
+            group.close()
+
+
+atexit.register(shutdown)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from poptorch import environment, launchers
 from poptorch._logging import logger
@@ -30,7 +31,7 @@ from poptorch.errors import Error, createPoptorchError
 _POLL_SECONDS = 0.05
 
 
-def find_store(process_id: int, num_processes: int, seconds: float) -> dist.Store:
+def find_store(process_id: int, num_processes: int, seconds: float) -> Store:
     """The store that all processes of the job share."""
     chosen = environment.RENDEZVOUS.read()
     if chosen:
@@ -46,9 +47,9 @@ def find_store(process_id: int, num_processes: int, seconds: float) -> dist.Stor
     return _by_file(process_id, num_processes, seconds)
 
 
-def _tcp(host: str, port: int, listens: bool, seconds: float) -> dist.Store:
+def _tcp(host: str, port: int, listens: bool, seconds: float) -> Store:
     try:
-        return dist.TCPStore(
+        return TCPStore(
             host, port, None, listens, timedelta(seconds=seconds), wait_for_workers=False, multi_tenant=True
         )
     except (RuntimeError, ValueError) as error:
@@ -64,11 +65,11 @@ def _tcp(host: str, port: int, listens: bool, seconds: float) -> dist.Store:
         ) from error
 
 
-def _by_file(process_id: int, num_processes: int, seconds: float) -> dist.Store:
+def _by_file(process_id: int, num_processes: int, seconds: float) -> Store:
     folder = Path(tempfile.gettempdir()) / f"poptorch-{os.getuid()}"
     path = folder / f"{launchers.job_name()}-{num_processes}.json"
     if process_id == 0:
-        store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=seconds), wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=seconds), wait_for_workers=False)
         folder.mkdir(mode=0o700, exist_ok=True)
         _check_owner(folder)
         draft = path.with_suffix(f".{os.getpid()}")
@@ -88,7 +89,7 @@ def forget_address() -> None:
                 path.unlink()
 
 
-def _tcp_of_file(path: Path, seconds: float) -> dist.Store | None:
+def _tcp_of_file(path: Path, seconds: float) -> Store | None:
     try:
         _check_owner(path.parent)
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -101,9 +102,7 @@ def _tcp_of_file(path: Path, seconds: float) -> dist.Store | None:
     return None
 
 
-def _retry(
-    connect: Callable[[], dist.Store | None], path: Path, num_processes: int, seconds: float
-) -> dist.Store:
+def _retry(connect: Callable[[], Store | None], path: Path, num_processes: int, seconds: float) -> Store:
     deadline = time.monotonic() + seconds
     while True:
         store = connect()
@@ -122,8 +121,8 @@ def _check_owner(folder: Path) -> None:
     """The folder has a name that others can guess: only our own is used."""
     if folder.stat().st_uid != os.getuid():
         raise createPoptorchError(
-            f"{folder} belongs to another user. Set TMPDIR to a folder of your own, or {environment.RENDEZVOUS.name} to "
-            "host:port."
+            f"{folder} belongs to another user. Set TMPDIR to a folder of your own, or {environment.RENDEZVOUS.name} "
+            "to host:port."
         )
 
 

@@ -71,8 +71,8 @@ class Job:
             tensors = engine.download()
         if written and options.broadcast_buffers:
             logger.warning(
-                "Each of %d processes keeps values of its own of %s, which the model writes: buffers are not exchanged. "
-                "poptorch.Options.broadcastBuffers(False) says that this is intended.",
+                "Each of %d processes keeps values of its own of %s, which the model writes: buffers are not "
+                "exchanged. poptorch.Options.broadcastBuffers(False) says that this is intended.",
                 self.group.size,
                 _some(written),
             )
@@ -83,8 +83,8 @@ class Job:
         engine.memory.changed()
         session.wrapped.weights.trains()  # the host has other values than the device
         logger.warning(
-            "Processes %s started with other weights than process %d: %s. Those of process %d are used everywhere. Give "
-            "all processes the same seed, or load the same file, before the model is wrapped.",
+            "Processes %s started with other weights than process %d: %s. Those of process %d are used everywhere. "
+            "Give all processes the same seed, or load the same file, before the model is wrapped.",
             ", ".join(map(str, sorted({m for members in unequal.values() for m in members}))),
             self.group.members[0],
             _some(list(unequal)),
@@ -118,7 +118,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{prefix}{name}.")
-        elif name not in _OWN:
+        elif name not in _OWN and isinstance(value, (bool, int, float, str, list, tuple, type(None))):
             found[prefix + str(name)] = str(value)
     return found
 
