@@ -196,8 +196,8 @@ COMPANIONS: dict[str, str] = {
     "popdist": "Which part of a distributed job a process is. The getters read what the "
     "launcher says; `init()` brings the instances in contact. `popdist.popdist_core` has the same names.",
     "popdist.collectives": "Operations on tensors of all instances, on the host.",
-    "popdist.horovod": "The part of `horovod.torch` that programs for PopRun use; under `poprun` it is found by that name "
-    "where Horovod is not installed.",
+    "popdist.horovod": "The part of `horovod.torch` that programs for PopRun use; under `poprun` it is found by that "
+    "name where Horovod is not installed.",
     "popdist.poptorch": "Options whose processes, replicas and device come from the launcher.",
     "popdist.popart": "For programs that use PopART itself.",
     "popdist.tensorflow": "For TensorFlow; raises `RuntimeError`.",

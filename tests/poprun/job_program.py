@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd  # before popdist, as programs with sorted imports have it
+import torch
+from training import train
+
 import popdist
 import popdist.poptorch
-import torch
-from popdist import collectives
-
 import poptorch
-from training import train
+from popdist import collectives
 
 TYPES = (torch.float16, torch.float32, torch.int8, torch.int16, torch.int32, torch.int64)
 

@@ -1,4 +1,4 @@
-"""What PopRun does with the programs it starts: streams, variables, exit codes and ends. The programs are shell scripts."""
+"""What PopRun does with the programs it starts, which are shell scripts: streams, variables, exit codes and ends."""
 
 from __future__ import annotations
 
