@@ -51,7 +51,7 @@ def test_impossible_partitions(spec: Spec, text: str, registry: Registry) -> Non
 def test_partitions_have_ipus_of_their_own(registry: Registry) -> None:
     made = [registry.create(name, Spec(size), 16) for name, size in (("a", 4), ("b", 8), ("c", 4))]
     assert [partition.ipus() for partition in made] == [range(4), range(8, 16), range(4, 8)]
-    with pytest.raises(RegistryError, match="no 2 IPUs are free side by side: 16 of 16 .* a, b, c"):
+    with pytest.raises(RegistryError, match=r"no 2 IPUs are free side by side: 16 of 16 .* a, b, c"):
         registry.create("d", Spec(2), 16)
     with pytest.raises(RegistryError, match="exists already"):
         registry.create("a", Spec(1), 16)
