@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 # Before poptorch is imported: the tests decide about these, not the shell that started them.
-_OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST_")
+_OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST_", "IPUOF_")
 for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -12,7 +12,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
     there is any.
     """
     # Here, not above: asking for the layout of a job must not import torch.
-    from poptorch.devices import attachment, groups
+    from poptorch.devices import attachment, groups, partition
     from poptorch.devices.groups import Group
 
     ipus = ipusPerReplica or context.getNumIpusPerReplica()
@@ -25,7 +25,9 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
         first = parent.first + size * context.getLocalInstanceIndex()
         end = min(parent.first + parent.size, total)
     else:
-        place = context.read_number(context.GCD_ID, context.getInstanceIndex())
+        part = partition.visible()
+        is_own = part is not None and not part.is_whole  # then it has this instance's IPUs and no others
+        place = 0 if is_own else context.read_number(context.GCD_ID, context.getInstanceIndex())
         first, end = place * size, total
     if size & (size - 1) or first + size > end:
         raise RuntimeError(

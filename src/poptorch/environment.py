@@ -86,6 +86,18 @@ class Integer(Variable[int]):
 
 
 @dataclass(frozen=True)
+class OptionalInteger(Variable[int | None]):
+    """A decimal integer, or nothing."""
+
+    def parse(self, text: str) -> int | None:
+        return _decimal(self.name, text) if text else self.default
+
+    @property
+    def accepts(self) -> str:
+        return "decimal integer"
+
+
+@dataclass(frozen=True)
 class Flag(Variable[bool]):
     """A decimal integer: 0 is off, any other is on."""
 
@@ -336,6 +348,30 @@ RENDEZVOUS = Text(
     "in the temporary folder.",
     "the first compilation of a training model over several processes",
 )
+IPUOF_CONFIG_PATH = PathName(
+    "IPUOF_CONFIG_PATH",
+    None,
+    "The connection file of the partition to use, or of a part of one; creating a partition writes it.",
+    _AT_QUERY,
+)
+IPUOF_PARTITION = PathName(
+    "IPUOF_VIPU_API_PARTITION_ID",
+    None,
+    "The name of the partition to use.",
+    _AT_QUERY,
+)
+IPUOF_GCD = OptionalInteger(
+    "IPUOF_VIPU_API_GCD_ID",
+    None,
+    "The part of that partition to use; without, the one with the number of this process.",
+    _AT_QUERY,
+)
+VIPU_DIR = PathName(
+    "POPTORCH_VIPU_DIR",
+    None,
+    "Where the partitions of this host are described. Without, ~/.local/state/poptorch/vipu.",
+    _AT_QUERY,
+)
 CXX = PathName(
     "CXX",
     None,
@@ -349,7 +385,9 @@ CXXFLAGS = Text(
     "each build of a custom operator",
 )
 
-VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variable[str], ...] = (
+VARIABLES: tuple[
+    Variable[str | None] | Variable[int] | Variable[int | None] | Variable[bool] | Variable[str], ...
+] = (
     IPU_MODEL,
     SMALL_IPU_MODEL,
     IPU_MODEL_VERSION,
@@ -377,6 +415,10 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     PVTI_OPTIONS,
     DISTRIBUTED_TIMEOUT,
     RENDEZVOUS,
+    IPUOF_CONFIG_PATH,
+    IPUOF_PARTITION,
+    IPUOF_GCD,
+    VIPU_DIR,
     CXX,
     CXXFLAGS,
 )
