@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,7 +105,7 @@ class ParallelRunner:
         self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None
     ) -> None:
         work = _Round(self, call, stamps, iteration)
-        execute = work.execute
+        execute: Callable[[Task], Rest | None] = work.execute
         if faults is not None:
             execute = faults.before_tasks(execute, partial(self.first_of, iteration))
         spans = run_tasks(self.graph, execute, share, call.trace)
