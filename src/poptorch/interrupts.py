@@ -34,7 +34,7 @@ def raise_again(lost: Any) -> None:
     """Raise an interrupt once more that came where Python drops exceptions.
 
     Those places are the callbacks of weak references, ``__del__`` methods and functions that C code calls. Any of them
-    may be what the main thread is doing when the user presses Ctrl-C: the end of an iterator over workers takes a while.
+    may be what the main thread is doing when the user presses Ctrl-C: to end an iterator over workers takes a while.
     """
     is_main = threading.get_ident() == threading.main_thread().ident
     handled = callable(signal.getsignal(signal.SIGINT))
