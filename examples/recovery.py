@@ -1,8 +1,8 @@
 """Training that goes on after failures of devices: it writes checkpoints, resets what is broken, and resumes.
 
 The failures are rehearsed: POPTORCH_FAULTS asks for them. Set it yourself to rehearse others, for instance
-``POPTORCH_FAULTS="seed=1; ipu_reset: probability=0.1" python examples/recovery.py``. At the end the weights have the same
-bits as those of a run without failures.
+``POPTORCH_FAULTS="seed=1; ipu_reset: probability=0.1" python examples/recovery.py``. At the end the weights have the
+same bits as those of a run without failures.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Training:
 
     def run(self, path: Path) -> None:
         """Train to the end, and write a checkpoint now and then."""
-        for self.epoch in range(self.epoch, EPOCHS):
+        for epoch in range(self.epoch, EPOCHS):
+            self.epoch = epoch
             self.order.epoch = self.epoch
             self.order.start = self.step * BATCH_SIZE * DEVICE_ITERATIONS * ACCUMULATION
             for x, labels in self.loader:

@@ -6,6 +6,7 @@ import _thread
 import atexit
 import gc
 import io
+import signal
 import sys
 import threading
 import time
@@ -33,19 +34,23 @@ def raise_again(lost: Any) -> None:
     """Raise an interrupt once more that came where Python drops exceptions.
 
     Those places are the callbacks of weak references, ``__del__`` methods and functions that C code calls. Any of them
-    may be what the main thread is doing when the user presses Ctrl-C: the end of an iterator over workers takes a while.
+    may be what the main thread is doing when the user presses Ctrl-C: to end an iterator over workers takes a while.
     """
     is_main = threading.get_ident() == threading.main_thread().ident
-    if not is_main or sys.is_finalizing() or not issubclass(lost.exc_type, KeyboardInterrupt):
+    handled = callable(signal.getsignal(signal.SIGINT))
+    if not (is_main and handled and issubclass(lost.exc_type, KeyboardInterrupt)) or sys.is_finalizing():
         _previous_hook(lost)
         return
     # From another thread, because this one is still where exceptions are dropped.
-    _thread.start_new_thread(_interrupt_soon, ())
+    _thread.start_new_thread(_interrupt_soon, (threading.get_ident(),))
 
 
-def _interrupt_soon() -> None:
+def _interrupt_soon(main: int) -> None:
     time.sleep(_AGAIN_AFTER_S)
-    _thread.interrupt_main()
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)  # a signal, because it also ends what the main thread waits for
+    else:
+        _thread.interrupt_main()
 
 
 def leave_soon() -> None:
@@ -55,6 +60,7 @@ def leave_soon() -> None:
     hundreds of thousands: seconds on a busy machine. Files that are still open are written out before. Finalisers of
     objects in cycles are not called, which Python does not promise either.
     """
+    sys.unraisablehook = _previous_hook  # the interpreter takes modules apart soon, this one as well
     interactive = bool(sys.flags.interactive) or hasattr(sys, "ps1")
     if interactive or not issubclass(getattr(sys, "last_type", None) or object, KeyboardInterrupt):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -231,10 +231,13 @@ class PoplarExecutor:
                 "Program and device are released."
             )
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An argument, because the interpreter clears the names of modules before the last objects go away.
+        if is_finalizing():
+            return
         # A training executor may be dropped without destroy(): what it learned must not be lost.
         weights: HostWeights | None = self.__dict__.get("_weights")
-        if sys.is_finalizing() or weights is None or weights.newest is Newest.HOST:
+        if weights is None or weights.newest is Newest.HOST:
             return
         with contextlib.suppress(Error, RuntimeError):
             try:

@@ -328,8 +328,8 @@ class Session:
     def _count_towards_native(self, after: int) -> None:
         """After as many calls as the program itself fixes, compile it to native code.
 
-        Calls before a checkpoint count as well, by the position of random numbers that was restored from it. So a program
-        that is resumed runs the code that it would have run without the interruption, and goes on with the same bits.
+        Calls before a checkpoint count as well, by the position of random numbers that was restored from it. So a
+        program that is resumed runs the code that it would have run otherwise, and goes on with the same bits.
         A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
         """
         loop = self.executable.code.loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,7 @@ from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
-from poptorch.runtime.workers import Rest, Span, run_tasks
+from poptorch.runtime.workers import Execute, Rest, Span, run_tasks
 from poptorch.schedule import Kind
 
 
@@ -105,7 +105,7 @@ class ParallelRunner:
         self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None
     ) -> None:
         work = _Round(self, call, stamps, iteration)
-        execute: Callable[[Task], Rest | None] = work.execute
+        execute: Execute = work.execute
         if faults is not None:
             execute = faults.before_tasks(execute, partial(self.first_of, iteration))
         spans = run_tasks(self.graph, execute, share, call.trace)
