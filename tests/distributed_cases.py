@@ -84,6 +84,11 @@ def sharded_state(options: poptorch.Options) -> None:
     options.TensorLocations.setOptimizerLocation(location.minElementsForReplicatedTensorSharding(4))
 
 
+def sharded_and_running_mean(options: poptorch.Options) -> None:
+    sharded_state(options)
+    running_mean(options)
+
+
 def own_buffers(options: poptorch.Options) -> None:
     options.broadcastBuffers(False)
 
@@ -133,6 +138,8 @@ class Case:
         found |= {f"state/{n}": t for n, t in state.get("ipu_state", {}).items() if isinstance(t, torch.Tensor)}
         local = self.iterations * self.accumulation if options.output_mode == poptorch.OutputMode.All else 1
         found["outputs"] = outputs[-1].float().reshape(local, -1, ROWS, 2)
+        kept = executor._session.engine.optimizer_state
+        found["bytes of state"] = torch.tensor(sum(t.nbytes for group in kept for ts in group.values() for t in ts))
         executor.destroy()
         return found
 
@@ -152,6 +159,7 @@ CASES = {
     "own buffers": Case(options=own_buffers, model={"norm": True}),
     "dropout": Case(replicas=4, model={"dropout": 0.5}),
     "sharded": Case(options=sharded_state, optimizer=adamw, replicas=4),
+    "sharded with running mean": Case(options=sharded_and_running_mean, accumulation=2),
     "groups": Case(replicas=4, make=Own, model={"groups": 2}),
     "groups across processes": Case(
         replicas=4, make=Own, model={"groups": 2}, optimizer=lamb, grouping=poptorch.CommGroupType.Orthogonal

@@ -330,8 +330,8 @@ RENDEZVOUS = Text(
     "POPTORCH_RENDEZVOUS",
     None,
     "Where the processes of a job find each other, as host:port, on which process 0 listens. It wins over MASTER_ADDR "
-    "and MASTER_PORT, which torchrun sets. Without any of them, processes of one host find each other through a file in "
-    "the temporary folder.",
+    "and MASTER_PORT, which torchrun sets. Without any of them, processes of one host find each other through a file "
+    "in the temporary folder.",
     "the first compilation of a training model over several processes",
 )
 IPUOF_CONFIG_PATH = PathName(

@@ -13,7 +13,7 @@ from distributed_cases import CASES, ROWS, STEPS
 
 PROGRAM = processes.TESTS / "distributed_cases.py"
 OF_TWO = list(CASES)
-OF_FOUR = ["two replicas each", "dropout", "groups across processes", "pipelined replicas"]
+OF_FOUR = ["sharded", "two replicas each", "dropout", "groups across processes", "pipelined replicas"]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,12 @@ def test_replicas_may_be_in_any_process(count: int, name: str, trained: Path, mo
     found = [torch.load(trained / str(count) / f"{name}-{process}.pt") for process in range(count)]
     outputs = torch.cat([f.pop("outputs") for f in found], dim=1)
     whole = expected.pop("outputs")
+    kept = [int(f.pop("bytes of state")) for f in found]
+    alone = int(expected.pop("bytes of state"))
+    if name.startswith("sharded"):  # each process holds its share; step counts and what rounds up are on all
+        assert max(kept) <= alone / count + 256
+    else:
+        assert kept == [alone] * count
     rows = case.replicas * case.accumulation * ROWS
     # A float16 gradient is rounded once more where it is summed over processes; every step rounds the weights again.
     dtype = torch.float16 if case.half else None

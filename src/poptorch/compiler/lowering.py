@@ -297,13 +297,14 @@ def _sharded(
     if not is_divisible(optimizer, program.numerics):
         backend.debug("The optimizer's state is sharded, but its update needs whole tensors: they are gathered first")
         return update
-    location, replicas = settings.locations[Category.OPTIMIZER], loop.replicas
+    location, replicas = settings.locations[Category.OPTIMIZER], loop.replicas_of_job
     types = _stored_types(program, settings.groups)
     return shard_update(
         optimizer,
         update,
         types,
         replicas,
+        range(loop.first_replica, loop.first_replica + loop.replicas),
         lambda name, elements: name not in settings.groups and location.is_sharded(elements, replicas),
     )
 

@@ -105,20 +105,35 @@ def shard_range(elements: int, replicas: int, owner: int) -> tuple[int, int]:
 
 
 def shard_update(
-    rules: Any, update: UpdateProgram, types: Types, replicas: int, is_sharded: Callable[[str, int], bool]
+    rules: Any,
+    update: UpdateProgram,
+    types: Types,
+    replicas: int,
+    owners: range,
+    is_sharded: Callable[[str, int], bool],
 ) -> UpdateProgram:
-    """The update with one part for each replica. Parameters that are not sharded are updated by the first.
+    """The update with one part for each replica of this process, ``owners``; ``replicas`` are those of all processes.
 
-    ``is_sharded`` decides by name and number of elements.
+    Parameters that are not sharded are updated by the first of each process. ``is_sharded`` decides by name and number
+    of elements.
     """
     shards = []
-    for owner in range(replicas):
+    held = {}
+    if len(owners) < replicas:
+        sizes = {name: math.prod(types[name][0]) for name in update.names}
+        for name, elements in sizes.items():
+            if is_sharded(name, elements):
+                held[name] = (
+                    shard_range(elements, replicas, owners[0])[0],
+                    shard_range(elements, replicas, owners[-1])[1],
+                )
+    for owner in owners:
         ranges = {}
         for name in update.names:
             elements = math.prod(types[name][0])
             if is_sharded(name, elements):
                 ranges[name] = shard_range(elements, replicas, owner)
-            elif owner == 0:
+            elif owner == owners[0]:
                 ranges[name] = (0, elements)
         ranges = {name: (start, stop) for name, (start, stop) in ranges.items() if start < stop}
         own = [[name for name in group if name in ranges] for group in update.parameters]
@@ -128,7 +143,7 @@ def shard_update(
         if ranges:
             part = build_update(rules, own, sliced, update.accumulators, update.numerics)
             shards.append(UpdateShard(owner, part, ranges))
-    return dataclasses.replace(update, shards=tuple(shards))
+    return dataclasses.replace(update, shards=tuple(shards), held=held)
 
 
 def is_divisible(rules: Any, numerics: Numerics) -> bool:

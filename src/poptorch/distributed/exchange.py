@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ from poptorch.distributed.process_group import Pending, ProcessGroup
 BUCKET_BYTES = 8 << 20
 """How much travels at a time: enough for the cost of a message not to count, and little enough for the first to arrive
 while the last are still copied together."""
+
+Ranges = Mapping[str, tuple[int, int]]
 
 _ALIGNMENT = 64
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,6 +30,27 @@ class Bucket:
     room: torch.Tensor
 
 
+@dataclass
+class Rows:
+    """Tensors that travel together in one row for each process, which has the elements that the process holds."""
+
+    widths: dict[str, int]
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        """The length of a row."""
+        return sum(self.widths.values())
+
+    def room(self, count: int) -> torch.Tensor:
+        """Memory for some rows."""
+        return torch.zeros(count, self.width, dtype=self.dtype)
+
+    def parts(self, room: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor's columns."""
+        return zip(self.widths, room.split(list(self.widths.values()), dim=1), strict=True)
+
+
 class ProcessExchange:
     """Sums gradients over the processes of the job.
 
@@ -34,13 +58,15 @@ class ProcessExchange:
     are summed where they are. Half-precision gradients are summed in float32: the result is rounded once, whatever the
     number of processes. Every process gets the same bits.
 
-    With ``averaged``, the gradients of each process are means, and so is the result.
+    With ``averaged``, the gradients of each process are means, and so is the result. ``replicas`` are those of one
+    process.
     """
 
     is_local = False
 
-    def __init__(self, group: ProcessGroup, averaged: bool = False) -> None:
+    def __init__(self, group: ProcessGroup, averaged: bool = False, replicas: int = 1) -> None:
         self._everybody = group
+        self._replicas = replicas
         self._averaged = averaged
         self._buckets: dict[tuple[str, ...], list[Bucket]] = {}
 
@@ -67,6 +93,46 @@ class ProcessExchange:
             if together is not None:
                 result.update(_contents(together, small))
         return result
+
+    def scatter(self, gradients: Mapping[str, torch.Tensor], held: Ranges) -> Mapping[str, torch.Tensor]:
+        """As :meth:`reduce`, but of the parameters in ``held`` only the elements of this process, in one dimension."""
+        result = dict(self.reduce({name: g for name, g in gradients.items() if name not in held}))
+        group = self._everybody
+        for rows in self._rows_of({name: gradients[name] for name in held}):
+            parts, own = rows.room(group.size), rows.room(1)
+            for name, part in rows.parts(parts):
+                _to_rows(gradients[name], part)
+            group.start_scatter_sum(parts.view(-1), own.view(-1)).wait()
+            if self._averaged:
+                own.div_(group.size)
+            for name, part in rows.parts(own):
+                start, stop = held[name]
+                result[name] = part[0, : stop - start].to(gradients[name].dtype)
+        return result
+
+    def gather(self, tensors: Mapping[str, torch.Tensor], held: Ranges) -> None:
+        """Complete tensors, in place, of which each process has only the elements in ``held``."""
+        group = self._everybody
+        for rows in self._rows_of(tensors, travelling=False):
+            parts, own = rows.room(group.size), rows.room(1)
+            for name, part in rows.parts(own):
+                start, stop = held[name]
+                part[0, : stop - start] = tensors[name].reshape(-1)[start:stop]
+            group.start_gather_parts(own.view(-1), parts.view(-1)).wait()
+            for name, part in rows.parts(parts):
+                _from_rows(part, tensors[name])
+
+    def _rows_of(self, tensors: Mapping[str, torch.Tensor], travelling: bool = True) -> Iterator[Rows]:
+        """The tensors in portions, each of one type, with the number of elements that a process holds of each."""
+        replicas = self._replicas * self._everybody.size
+        under_way: dict[torch.dtype, Rows] = {}
+        for name, tensor in tensors.items():
+            dtype = _travelling_type(tensor.dtype) if travelling else tensor.dtype
+            rows = under_way.setdefault(dtype, Rows({}, dtype))
+            rows.widths[name] = math.ceil(tensor.numel() / replicas) * self._replicas
+            if rows.width * dtype.itemsize * self._everybody.size >= BUCKET_BYTES:
+                yield under_way.pop(dtype)
+        yield from under_way.values()
 
     def sum_counts(self, count: int) -> int:
         """The sum of a number over all processes."""
@@ -116,6 +182,20 @@ def _travels_alone(gradient: torch.Tensor) -> bool:
 
 def _travelling_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALF else dtype
+
+
+def _to_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write the elements of a tensor to rows, of which the last ones may stay incomplete or empty."""
+    flat, width = tensor.reshape(-1), rows.shape[1]
+    full, rest = divmod(flat.numel(), width)
+    rows[:full] = flat[: full * width].view(full, width)
+    if rest:
+        rows[full, :rest] = flat[full * width :]
+
+
+def _from_rows(rows: torch.Tensor, tensor: torch.Tensor) -> None:
+    """The reverse of :func:`_to_rows`."""
+    tensor.copy_(rows.reshape(-1)[: tensor.numel()].view(tensor.shape))
 
 
 def _fill(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> None:

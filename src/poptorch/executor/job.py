@@ -48,7 +48,8 @@ class Job:
     def exchange(self, executable: Executable) -> ProcessExchange:
         """How the gradients of a program are summed."""
         update = executable.update
-        return ProcessExchange(self.group, averaged=update is not None and update.running_mean)
+        averaged = update is not None and update.running_mean
+        return ProcessExchange(self.group, averaged, executable.device.loop.replicas)
 
     def agree(self, session: Session) -> None:
         """Compare programs, then weights and seeds; those of process 0 count."""

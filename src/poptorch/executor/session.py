@@ -234,7 +234,7 @@ class Session:
         weights, link = self.wrapped.weights, self.wrapped.link
         if link is not None:
             with weights.unwatched():
-                link.read_back()
+                link.read_back_alone()
         self._upload()
 
     def _upload(self) -> None:
