@@ -39,10 +39,13 @@ def _repeats(call: Callable[[], object], seconds: float) -> int:
     return max(1, math.ceil(seconds / (time.perf_counter() - start)))
 
 
-def in_a_process(arguments: Sequence[str], limit: float, cache: Path = CACHE) -> dict[str, Any]:
+def in_a_process(
+    arguments: Sequence[str], limit: float, cache: Path = CACHE, settings: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run a script for one measurement; the JSON in its last line, or ``{"error": why}`` after a failure.
 
-    ``cache`` is where torch's compiler and poptorch keep what they compiled. Whatever the script started ends with it
+    ``cache`` is where torch's compiler and poptorch keep what they compiled; ``settings`` are further environment
+    variables, which win. Whatever the script started ends with it
     when the time is over: compilers have workers of their own.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -51,6 +54,7 @@ def in_a_process(arguments: Sequence[str], limit: float, cache: Path = CACHE) ->
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "POPTORCH_CACHE_DIR": str(cache / "poptorch"),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **(settings or {}),
     }
     process = subprocess.Popen(
         [sys.executable, *arguments],

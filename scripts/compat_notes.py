@@ -112,7 +112,8 @@ NOTES: tuple[Note, ...] = (
     Note(
         "`poptorch.profiling.Channel`",
         "Writes to the `libpvti` trace, which must be installed.",
-        "Needs no library: with `PVTI_OPTIONS` set, spans are kept in memory as `Channel.records`.",
+        "Needs no library: with `PVTI_OPTIONS` set, spans go to a trace file in the JSON format of Chrome and Perfetto,"
+        " and the latest are in memory as `Channel.records`.",
     ),
     Note(
         "`hasMLIRSupportOnPlatform`",
@@ -193,9 +194,11 @@ NOTES: tuple[Note, ...] = (
 COMPANIONS: dict[str, str] = {
     "popart": "The enumerations that programs pass to `Options._Popart.set`. Anything else is an `AttributeError` that "
     "says that this is a compatibility package.",
-    "popdist": "Which part of a distributed job a process is. Everything works in a job of one instance, with or "
-    "without a launcher; the getters work in any job. Instances cannot communicate yet: what needs that raises "
-    "`RuntimeError`. `popdist.popdist_core` has the same names.",
+    "popdist": "Which part of a distributed job a process is. The getters read what the "
+    "launcher says; `init()` brings the instances in contact. `popdist.popdist_core` has the same names.",
+    "popdist.collectives": "Operations on tensors of all instances, on the host.",
+    "popdist.horovod": "The part of `horovod.torch` that programs for PopRun use; under `poprun` it is found by that "
+    "name where Horovod is not installed.",
     "popdist.poptorch": "Options whose processes, replicas and device come from the launcher.",
     "popdist.popart": "For programs that use PopART itself.",
     "popdist.tensorflow": "For TensorFlow; raises `RuntimeError`.",

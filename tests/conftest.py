@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,14 @@ import hypothesis
 import pytest
 
 # Before poptorch is imported: the tests decide about these, not the shell that started them.
-_OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST_")
+_OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST_", "IPUOF_")
 for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# IPUs of their own: tests that run at the same time, and programs of the developer, use the same device ids.
+_devices = tempfile.TemporaryDirectory(prefix="poptorch-test-devices-")
+os.environ["POPTORCH_DEVICES_DIR"] = _devices.name
 
 # Interpreters that tests start elsewhere must find the package of this working tree, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(

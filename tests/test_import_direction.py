@@ -32,12 +32,14 @@ FOUNDATION = (
     "enums",
     "ambient",
     "environment",
+    "launchers",
     "encoding",
     "work",
     "arg_parsers",
     "hooks",
     "printing",
     "testing",
+    "interrupts",
     "startup",
 )
 
@@ -78,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime.values",
     },
     "ipu_model": {*FOUNDATION, *ROAD, "profiling", "compiler", "compiler.passes"},
-    "distributed": {*FOUNDATION, "options", "runtime"},
+    "distributed": {*FOUNDATION},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},
     # private names of the original that libraries use
@@ -90,6 +92,7 @@ FACADES = {
     "__main__": "starts the commands for the shell",
     "cli": "commands for the shell",
     "executor": "ties capture, compiler, host and runtime together",
+    "debug": "looks inside compiled models",
     "experimental": "early names for the executor",
     "eager": "early names for the executor",
     "_impl": "private names of the original that libraries use",

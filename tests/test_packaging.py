@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import pkgutil
 import tomllib
 from pathlib import Path
 
@@ -17,3 +18,9 @@ def test_every_package_is_installed_with_its_marker() -> None:
         assert any(fnmatch.fnmatch(package, pattern) for pattern in settings["packages"]["find"]["include"])
         assert "py.typed" in settings["package-data"][package]
         assert (ROOT / "src" / package / "py.typed").exists()
+
+
+def test_every_command_exists() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert {"poprun", "vipu", "vipu-cli", "vipu-admin", "gc-info", "gc-monitor"} <= set(scripts)
+    assert all(callable(pkgutil.resolve_name(target)) for target in scripts.values())

@@ -3,7 +3,8 @@
 PopRun starts several processes, called instances, and says in environment variables which replicas are whose. The
 getters read these variables. Without a launcher there is one instance with one replica.
 
-Instances cannot talk to each other yet: what needs that is an error as soon as there is more than one.
+``init()`` brings the instances in contact. ``synchronize``, ``execute_on_instances`` and :mod:`popdist.collectives` use
+that.
 
 >>> getNumInstances(), getInstanceIndex(), isPopdistEnvSet()
 (1, 0, False)
@@ -15,6 +16,7 @@ from popdist.backend import (
     init,
     initializeBackend,
     isBackendInitialized,
+    popdist_error,
     registerBackend,
     registerDefaultBackend,
     synchronize,
@@ -48,6 +50,7 @@ __all__ = [
     "initializeBackend",
     "isBackendInitialized",
     "isPopdistEnvSet",
+    "popdist_error",
     "registerBackend",
     "registerDefaultBackend",
     "synchronize",

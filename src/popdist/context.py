@@ -22,7 +22,6 @@ VARIABLES = {
     REPLICA_INDEX_OFFSET: "the number of this instance's first replica among all",
     LOCAL_INSTANCE_INDEX: "the number of this instance among those on its host",
     NODE_DEVICE_ID: "the device that the instances of this host share, if the partition can be divided at will",
-    GCD_ID: "the number of this instance's part of the partition, if that is divided beforehand",
     EXECUTABLE_CACHE_PATH: "the directory for compiled executables",
 }
 """What the launcher sets, and what it means. Each is read when a function asks for it."""

@@ -12,8 +12,8 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
     there is any.
     """
     # Here, not above: asking for the layout of a job must not import torch.
-    from poptorch.devices import attachment
-    from poptorch.devices.attachment import Group
+    from poptorch.devices import attachment, groups, partition
+    from poptorch.devices.groups import Group
 
     ipus = ipusPerReplica or context.getNumIpusPerReplica()
     total = _visible_ipus()
@@ -21,18 +21,20 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
         return _checked(attachment.suggestion(ipus), ipus)
     size = ipus * context.getNumLocalReplicas()
     if context.has(context.NODE_DEVICE_ID):
-        parent = attachment.group_of(context.read_number(context.NODE_DEVICE_ID, 0), total)
+        parent = groups.group_of(context.read_number(context.NODE_DEVICE_ID, 0), total)
         first = parent.first + size * context.getLocalInstanceIndex()
         end = min(parent.first + parent.size, total)
     else:
-        place = context.read_number(context.GCD_ID, context.getInstanceIndex())
+        part = partition.visible()
+        is_own = part is not None and not part.is_whole  # then it has this instance's IPUs and no others
+        place = 0 if is_own else context.read_number(context.GCD_ID, context.getInstanceIndex())
         first, end = place * size, total
     if size & (size - 1) or first + size > end:
         raise RuntimeError(
             f"There is no device for this instance: it needs {size} IPUs from number {first} on, and has those up to "
             f"number {end - 1}. IPUs come in powers of two; POPTORCH_SYSTEM names the system."
         )
-    return attachment.id_of(Group(first, size), total)
+    return groups.id_of(Group(first, size), total)
 
 
 def _visible_ipus() -> int:

@@ -105,7 +105,7 @@ from poptorch.ipu_model.pipelining import autoPipeline
 # executor
 from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.wrapping import inferenceModel, load, trainingModel
-from poptorch import experimental
+from poptorch import debug, experimental
 
 # private names of the original that libraries use without importing their modules
 from poptorch import _args_parser, _impl, _poplar_executor, _utils

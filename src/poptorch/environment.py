@@ -15,6 +15,7 @@ False
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -85,6 +86,18 @@ class Integer(Variable[int]):
 
 
 @dataclass(frozen=True)
+class OptionalInteger(Variable[int | None]):
+    """A decimal integer, or nothing."""
+
+    def parse(self, text: str) -> int | None:
+        return _decimal(self.name, text) if text else self.default
+
+    @property
+    def accepts(self) -> str:
+        return "decimal integer"
+
+
+@dataclass(frozen=True)
 class Flag(Variable[bool]):
     """A decimal integer: 0 is off, any other is on."""
 
@@ -138,13 +151,13 @@ def _decimal(name: str, text: str) -> int:
         ) from None
 
 
-def integer(name: str, default: int) -> int:
-    """An integer from a variable that the *user* named; ``ValueError`` for text that is not one.
+def integer(name: str, default: int, variables: Mapping[str, str] | None = None) -> int:
+    """An integer from a variable that the *user* or a launcher named; ``ValueError`` for text that is not one.
 
     >>> integer("NO_SUCH_VARIABLE", 3)
     3
     """
-    text = os.environ.get(name)
+    text = (os.environ if variables is None else variables).get(name)
     if text is None:
         return default
     try:
@@ -203,6 +216,12 @@ CODEGEN = Choice(
     _AT_COMPILE,
     choices=("interpret", "native", "auto"),
 )
+FULL_TRACEBACK = Flag(
+    "POPTORCH_FULL_TRACEBACK",
+    False,
+    "Errors show all frames, also those of this package and of torch between the frames of the program.",
+    "each error",
+)
 KEEP_MEMORY = Flag(
     "POPTORCH_KEEP_MEMORY",
     True,
@@ -226,8 +245,23 @@ SPILL_WEIGHTS = Flag(
 WAIT_FOR_IPU = Flag(
     "POPTORCH_WAIT_FOR_IPU",
     False,
-    "Wait for a device instead of failing when all suitable ones are taken.",
-    "once per process",
+    "Wait for a device instead of failing when all suitable ones are taken. Programs get their turn in order.",
+    "each attempt to attach to a device",
+)
+DEVICES_DIR = PathName(
+    "POPTORCH_DEVICES_DIR",
+    None,
+    "The directory through which processes share the virtual IPUs of a system. Without, a folder of your own in the "
+    "folder for temporary files: all your programs on this machine share. Files get the permissions of the directory, "
+    "so users can share one that all of them can write to.",
+    _AT_QUERY,
+)
+FAULTS = Text(
+    "POPTORCH_FAULTS",
+    None,
+    "Failures of devices to rehearse, for instance ipu_reset:call=3,ipu=1 or seed=7;full_reset:probability=0.01. "
+    "The grammar is in docs/reliability.md; text that is not understood is an error that says where.",
+    _AT_COMPILE,
 )
 CACHE_DIR = PathName(
     "POPTORCH_CACHE_DIR",
@@ -294,8 +328,48 @@ POPLAR_ENGINE_OPTIONS = Text(
 PVTI_OPTIONS = Text(
     "PVTI_OPTIONS",
     None,
-    'JSON such as {"enable":"true"}; without it profiling channels do nothing.',
+    'JSON such as {"enable":"true","directory":"traces"}: each process writes a trace of its compilations, calls, data '
+    "loading and profiling channels in Chrome's JSON format. Without it profiling channels do nothing.",
     "import of poptorch.profiling",
+)
+DISTRIBUTED_TIMEOUT = Integer(
+    "POPTORCH_DISTRIBUTED_TIMEOUT",
+    600,
+    "How many seconds a process waits for the others, at the start of a job and at each meeting of all processes, "
+    "before it raises an error that names the missing ones. One that has died is noticed at once.",
+    "the first compilation of a training model over several processes",
+)
+RENDEZVOUS = Text(
+    "POPTORCH_RENDEZVOUS",
+    None,
+    "Where the processes of a job find each other, as host:port, on which process 0 listens. It wins over MASTER_ADDR "
+    "and MASTER_PORT, which torchrun sets. Without any of them, processes of one host find each other through a file "
+    "in the temporary folder.",
+    "the first compilation of a training model over several processes",
+)
+IPUOF_CONFIG_PATH = PathName(
+    "IPUOF_CONFIG_PATH",
+    None,
+    "The connection file of the partition to use, or of a part of one; creating a partition writes it.",
+    _AT_QUERY,
+)
+IPUOF_PARTITION = PathName(
+    "IPUOF_VIPU_API_PARTITION_ID",
+    None,
+    "The name of the partition to use.",
+    _AT_QUERY,
+)
+IPUOF_GCD = OptionalInteger(
+    "IPUOF_VIPU_API_GCD_ID",
+    None,
+    "The part of that partition to use; without, the one with the number of this process.",
+    _AT_QUERY,
+)
+VIPU_DIR = PathName(
+    "POPTORCH_VIPU_DIR",
+    None,
+    "Where the partitions of this host are described. Without, ~/.local/state/poptorch/vipu.",
+    _AT_QUERY,
 )
 CXX = PathName(
     "CXX",
@@ -310,7 +384,9 @@ CXXFLAGS = Text(
     "each build of a custom operator",
 )
 
-VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variable[str], ...] = (
+VARIABLES: tuple[
+    Variable[str | None] | Variable[int] | Variable[int | None] | Variable[bool] | Variable[str], ...
+] = (
     IPU_MODEL,
     SMALL_IPU_MODEL,
     IPU_MODEL_VERSION,
@@ -318,10 +394,13 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     VERIFY,
     DUMP,
     CODEGEN,
+    FULL_TRACEBACK,
     KEEP_MEMORY,
     GROUP,
     SPILL_WEIGHTS,
     WAIT_FOR_IPU,
+    DEVICES_DIR,
+    FAULTS,
     CACHE_DIR,
     KEY_FILE,
     DEFAULT_OPTIONS,
@@ -333,15 +412,16 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[bool] | Variabl
     MLIR_DOT_FILE,
     POPLAR_ENGINE_OPTIONS,
     PVTI_OPTIONS,
+    DISTRIBUTED_TIMEOUT,
+    RENDEZVOUS,
+    IPUOF_CONFIG_PATH,
+    IPUOF_PARTITION,
+    IPUOF_GCD,
+    VIPU_DIR,
     CXX,
     CXXFLAGS,
 )
 """Every variable of the package, for the documentation."""
-
-WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
-WORLD_RANK = "OMPI_COMM_WORLD_RANK"
-"""The two names that ``Distributed`` uses unless told otherwise."""
-
 
 @dataclass(frozen=True)
 class ModelRequest:

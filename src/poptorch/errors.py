@@ -66,6 +66,14 @@ class UnrecoverableError(Error):
     """A persistent failure of the device: take the system out of service."""
 
 
+class IndexOutOfRange(IndexError, RuntimeError):
+    """An index, a label or an identifier that is not within its range while a program runs.
+
+    Interpreted code raises ``IndexError`` for this and native code ``RuntimeError``. Programs that catch either catch
+    this one.
+    """
+
+
 class _ContextStack(threading.local):
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -1,4 +1,4 @@
-"""What importing the package does to the process: crash reports, uncaught exceptions, the check of torch."""
+"""What importing the package does to the process: crash reports, uncaught exceptions, Ctrl-C, the check of torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from types import TracebackType
 import torch
 
 from poptorch._logging import logger
+from poptorch.interrupts import prepare_interrupts
 
 MINIMUM_TORCH = (2, 13)
 """Capture and code generation use parts of torch that older releases do not have. Newer ones are welcome. The metadata
@@ -28,6 +29,7 @@ def prepare_process() -> None:
     check_torch(torch.__version__)
     os.environ.setdefault(_fork_safe, "1")
     enable_fault_reports()
+    prepare_interrupts()
     if sys.excepthook is not log_uncaught:
         global _previous_hook
         _previous_hook = sys.excepthook

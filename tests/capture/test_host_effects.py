@@ -54,24 +54,20 @@ def rebound(model: nn.Module, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("change", [in_place, through_a_view, with_the_input, twice, after_a_look_at_a_value, rebound])
-@pytest.mark.filterwarnings("ignore")
-def test_takes_effect_once(change: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+def test_takes_effect_once(change: Callable[..., None]) -> None:
     model = Counting(change)
     executor = poptorch.inferenceModel(model)
-    for _ in range(3):
-        shifted, returned = executor(torch.tensor([2.0]))
-        assert (shifted.item(), returned.item()) == (3, 1)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            shifted, returned = executor(torch.tensor([2.0]))
+            assert (shifted.item(), returned.item()) == (3, 1)
     assert executor.model.i.item() == 1
     if change is not rebound:  # the attributes of the user's own object stay as they are; their tensors are shared
         assert model.i.item() == 1
-    said = [record.message for record in caplog.records if PHRASE in record.message]
+    said = [str(w.message) for w in heard if PHRASE in str(w.message)]
     assert len(said) == 1
     assert f"{__file__}:{change.__code__.co_firstlineno + (2 if change is after_a_look_at_a_value else 1)}" in said[0]
-
-
-def test_python_warning() -> None:
-    with pytest.warns(UserWarning, match=PHRASE):
-        poptorch.inferenceModel(Counting(in_place))(torch.ones(1))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -106,7 +102,7 @@ def test_a_failed_capture_changes_nothing() -> None:
     assert model.i.item() == 0
 
 
-def test_reading_and_caching_are_no_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_and_caching_are_no_changes() -> None:
     class Cache(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,4 +120,3 @@ def test_reading_and_caching_are_no_changes(caplog: pytest.LogCaptureFixture) ->
         executor = poptorch.inferenceModel(model)
         assert executor(torch.ones(1)).item() == 3
     assert executor.model.seen.item() == 0
-    assert PHRASE not in caplog.text

@@ -93,3 +93,22 @@ def test_ipus_of_one_cluster(tool: Any) -> None:
     tool.answer(list_cluster=[])
     with pytest.raises(AssertionError, match="one cluster"):
         VirtualIpuManager.numIpus()
+
+
+def test_with_the_tool_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "vipu-cli"
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom popdist.vipu.command import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("POPTORCH_VIPU_DIR", str(tmp_path / "vipu"))
+    assert VirtualIpuManager.isAvailable()
+    assert VirtualIpuManager.numIpus() == 64
+    VirtualIpuManager.createPartition("p", Partition(4, 2, 4))
+    assert VirtualIpuManager.listPartitions() == {"p": Partition(4, 2, 4)}
+    VirtualIpuManager.resetPartition("p")
+    VirtualIpuManager.deletePartition("p")
+    assert VirtualIpuManager.listPartitions() == {}
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        VirtualIpuManager.resetPartition("p")
+    assert "there is no partition 'p'" in caught.value.stderr

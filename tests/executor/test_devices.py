@@ -12,8 +12,8 @@ from torch import nn
 import poptorch
 from closeness import assert_close_sums
 from poptorch import ConnectionType
-from poptorch.devices import attachment as device
-from poptorch.devices.attachment import Group
+from poptorch.devices import groups
+from poptorch.devices.groups import Group
 
 
 @pytest.fixture(autouse=True)
@@ -56,18 +56,18 @@ def sharded():
 
 class TestIds:
     def test_table(self):
-        first = {size: device.id_of(Group(0, size), 64) for size in (1, 2, 4, 8, 16, 32, 64)}
+        first = {size: groups.id_of(Group(0, size), 64) for size in (1, 2, 4, 8, 16, 32, 64)}
         assert first == {1: 0, 2: 64, 4: 96, 8: 112, 16: 120, 32: 124, 64: 126}
-        assert device.group_of(27, 16) == Group(12, 4)
+        assert groups.group_of(27, 16) == Group(12, 4)
 
     @pytest.mark.parametrize("total", [1, 2, 4, 16, 64, 256])
     def test_round_trip(self, total):
-        groups = [device.group_of(i, total) for i in range(2 * total - 1)]
-        assert len(set(groups)) == len(groups)
-        for number, group in enumerate(groups):
+        found = [groups.group_of(i, total) for i in range(2 * total - 1)]
+        assert len(set(found)) == len(found)
+        for number, group in enumerate(found):
             assert group.first % group.size == 0
             assert group.first + group.size <= total
-            assert device.id_of(group, total) == number
+            assert groups.id_of(group, total) == number
 
     @pytest.mark.usefixtures("small")
     def test_chosen_device(self, log):

@@ -142,6 +142,50 @@ class TestAnchors:
         }[blocks]
         assert_close_sums(value, expected, terms=8)
 
+    def test_optimizer_state_and_numbers(self):
+        options = poptorch.Options().deviceIterations(2)
+        options.Training.gradientAccumulation(2)
+        options.anchorTensor("m", "Accl1___fc2.bias", OutputMode.All)
+        options.anchorTensor("v", "Accl2___model.fc1.weight")
+        options.anchorTensor("step", "Step___fc2.bias", OutputMode.All)
+        options.anchorTensor("lr", "learningRate")
+        options.anchorTensor("own lr", "learningRate___specific___fc1.bias")
+        model = Two()
+        optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.125)
+        executor = poptorch.trainingModel(model, options, optimizer)
+        executor(*data(4))
+        state = optimizer.state_dict()["ipu_state"]
+        moments = executor.getAnchoredTensor("m")
+        assert moments.shape == (4 * 2,)
+        assert torch.equal(moments.view(4, 2)[-1], state["Accl1___fc2.bias"])
+        assert torch.equal(moments.view(4, 2)[1], moments.view(4, 2)[2])  # between two updates nothing changes
+        assert not torch.equal(moments.view(4, 2)[0], moments.view(4, 2)[1])
+        assert torch.equal(executor.getAnchoredTensor("v"), state["Accl2___fc1.weight"])
+        assert executor.getAnchoredTensor("step").tolist() == [0, 1, 1, 2]
+        assert executor.getAnchoredTensor("lr").item() == executor.getAnchoredTensor("own lr").item() == 0.125
+
+    def test_every_name_can_be_anchored(self):
+        first = train(poptorch.Options(), momentum=0.9)
+        first.compile(*data())
+        names = first.getTensorNames()
+        assert len(names) == len(set(names))
+        assert any(name.startswith("Accl") for name in names)
+        options = poptorch.Options()
+        for number, name in enumerate(names):
+            options.anchorTensor(str(number), name)
+        executor = train(options, momentum=0.9)
+        executor(*data())
+        for number, name in enumerate(names):
+            value = executor.getAnchoredTensor(str(number))
+            if "fc2.bias" in name and "specific" not in name:
+                assert value.shape == (2,), name
+
+    def test_state_that_the_optimizer_does_not_keep(self):
+        options = poptorch.Options()
+        options.anchorTensor("state", "Accl2___fc2.bias")
+        with pytest.raises(poptorch.Error, match=r"Accl2___fc2\.bias.*keeps nothing of this name.*Accl1?___fc2\.bias"):
+            train(options, momentum=0.9)(*data())
+
     def test_unknown_names_are_refused_with_a_hint(self):
         options = poptorch.Options()
         options.anchorTensor("grad", "Gradient___fc2.bais")

@@ -7,6 +7,7 @@ ended, how long that took, which of its processes and which of its shared memory
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import os
 import random
@@ -81,7 +82,11 @@ LOADERS = ["sync", "sync workers", "async", "async workers"]
 STRATEGIES = ["sharded", "pipelined", "replicated"]
 
 
-def train(kind: str, strategy: str, sharing: str, begun: int) -> None:
+STEPS_OF_A_SHORT_EPOCH = 2
+"""Whether the loop comes to their end or not, iterators go away all the time, and Ctrl-C comes while they do."""
+
+
+def train(kind: str, strategy: str, sharing: str, short_epochs: bool, begun: int) -> None:
     if kind == NOTHING:
         os.write(begun, b"!")
         time.sleep(60)
@@ -89,7 +94,7 @@ def train(kind: str, strategy: str, sharing: str, begun: int) -> None:
     loader = loader_of(kind, options_of(strategy), sharing)
     steps = 0
     while True:
-        for x, label in loader:
+        for x, label in itertools.islice(loader, STEPS_OF_A_SHORT_EPOCH if short_epochs else None):
             executor(x, label)
             steps += 1
             if steps == 3:
@@ -155,15 +160,17 @@ if __name__ == "__main__":
     for attempt in range(-1, tries):
         kind = NOTHING if attempt < 0 else LOADERS[attempt % len(LOADERS)]
         strategy = STRATEGIES[attempt % len(STRATEGIES)]
+        short_epochs = attempt // len(LOADERS) // len(STRATEGIES) % 2 == 1
         delay_s, whole_group = chosen.uniform(0, 0.1), chosen.random() < 0.5
         receiver, sender = os.pipe()
         child = os.fork()
         if not child:
             os.setpgid(0, 0)
             faulthandler.enable()
-            train(kind, strategy, sharing, sender)
+            train(kind, strategy, sharing, short_epochs, sender)
         os.setpgid(child, child)
         result = interrupt(child, receiver, delay_s, whole_group)
         os.close(receiver)
         os.close(sender)
-        print(json.dumps({"kind": kind, "strategy": strategy, "delay": delay_s, **result}), flush=True)
+        about = {"kind": kind, "strategy": strategy, "short epochs": short_epochs, "delay": delay_s}
+        print(json.dumps({**about, **result}), flush=True)

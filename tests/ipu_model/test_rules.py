@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ def test_more_tiles_are_never_slower(name: str) -> None:
     found = [cycles(*call, chip=chip) for chip in chips]
     # The planner of products tries powers of two and divisors: its own tests say how far from the best they are.
     slack = 1.05 if name == "attention" else 1.0
-    assert all(more <= slack * fewer for fewer, more in zip(found, found[1:], strict=False)), found
+    assert all(more <= slack * fewer for fewer, more in pairwise(found)), found
 
 
 def state_bytes(cost: OpCost) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch import environment
+from poptorch import environment, launchers
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,9 @@ def clean(monkeypatch):
     for variable in environment.VARIABLES:
         if not variable.name.startswith("POPTORCH_LOG"):
             monkeypatch.delenv(variable.name, raising=False)
-    for name in (environment.WORLD_SIZE, environment.WORLD_RANK):
-        monkeypatch.delenv(name, raising=False)
+    for launcher in launchers.LAUNCHERS:
+        for name in (launcher.num_processes, launcher.process_id):
+            monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
@@ -186,3 +187,26 @@ def test_profiling_warns_when_the_environment_decides(monkeypatch, caplog):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.directory": "/tmp/x"}')
     poptorch.Options().enableProfiling("mine")
     assert "Check content of POPLAR_ENGINE_OPTIONS" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}, (4, 2)),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, (1, 0)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, (8, 5)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, (1, 0)),
+        ({"PMI_SIZE": "3", "PMI_RANK": "1"}, (3, 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "RANK": "0", "WORLD_SIZE": "9"}, (2, 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, 0)),
+    ],
+)
+def test_launchers_are_recognised(monkeypatch, variables, expected):
+    for name in ("MASTER_ADDR", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    distributed = poptorch.Options().Distributed
+    assert (distributed.numProcesses, distributed.processId) == expected
+    distributed.disable()
+    assert (distributed.numProcesses, distributed.processId) == (1, 0)

@@ -8,12 +8,13 @@ import types
 from collections.abc import Callable
 
 import pytest
+import torch
 
 import popdist
 import popdist.popart
 import popdist.popdist_core
 import popdist.tensorflow
-from popdist import backend
+from popdist import backend, collectives
 
 Launch = Callable[..., None]
 
@@ -151,14 +152,29 @@ def test_one_library_for_each_process() -> None:
     assert popdist.isBackendInitialized()
 
 
-def test_several_instances_cannot_talk_yet(launch: Launch) -> None:
+def test_several_instances_need_contact(launch: Launch) -> None:
     launch(total=4, local=2, ipus=1, instance=0)
-    for function in (popdist.init, popdist.initializeBackend, popdist.synchronize):
-        with pytest.raises(RuntimeError, match="needs 2 processes to talk to each other"):
-            function()
+    with pytest.raises(popdist.popdist_error, match=r"needs the 2 instances to be in contact: call popdist.init\(\)"):
+        popdist.synchronize()
+    with pytest.raises(RuntimeError, match=r"collectives\.allGather needs the 2 instances"):
+        collectives.allGather(torch.ones(1))
+    popdist.registerBackend("/lib/libother.so")
+    with pytest.raises(popdist.popdist_error, match="instances talk through gloo"):
+        popdist.init()
     assert popdist.isBackendInitialized() is False
     launch(total=2, local=2, ipus=1, instance=0)
     popdist.init()
+
+
+def test_collectives_of_one_instance() -> None:
+    value = torch.arange(3, dtype=torch.int16)
+    assert torch.equal(collectives.allReduceSum(value, name="a"), torch.arange(3, dtype=torch.int16))
+    assert collectives.allGather(value).shape == (1, 3)
+    assert collectives.broadcast(value) is value
+    with pytest.raises(ValueError, match="Instance 1 does not take part"):
+        collectives.broadcast(value, 1)
+    with pytest.raises(TypeError, match="Truth values"):
+        collectives.allReduceSum(torch.tensor([True]))
 
 
 def test_functions_on_some_instances(launch: Launch) -> None:
@@ -172,15 +188,10 @@ def test_functions_on_some_instances(launch: Launch) -> None:
 
 def test_synchronising_inside_involves_the_members_only(launch: Launch) -> None:
     launch(total=4, local=2, ipus=1, instance=0)
-
-    def fails() -> None:
-        popdist.synchronize()
-        popdist.execute_on_instances({0, 1}, popdist.synchronize)
-
-    with pytest.raises(RuntimeError, match="needs 2 processes"):
-        popdist.execute_on_instances({0}, fails)
     assert popdist.execute_on_instances({0}, popdist.synchronize) is None
-    with pytest.raises(RuntimeError, match="needs 2 processes"):
+    with pytest.raises(ValueError, match="Instance 1 does not take part in the execute_on_instances"):
+        popdist.execute_on_instances({0}, popdist.execute_on_instances, {0, 1}, popdist.synchronize)
+    with pytest.raises(RuntimeError, match="2 instances"):
         popdist.synchronize()
 
 

@@ -141,14 +141,6 @@ def test_two_models_without_a_launcher_get_devices_of_their_own() -> None:
     inference.destroy()
 
 
-def test_training_over_several_instances_is_refused_clearly(launch: Launch) -> None:
-    launch(total=2, local=1, ipus=1, instance=1)
-    training = poptorch.trainingModel(WithLoss(), popdist.poptorch.Options())
-    with pytest.raises(poptorch.Error, match="Training over 2 processes is not possible yet"):
-        training(torch.ones(4, 2))
-    training.destroy()
-
-
 # --- plain options under a launcher ----------------------------------------------------------------------------
 
 

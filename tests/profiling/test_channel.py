@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-import poptorch
 from poptorch.profiling import Channel, channel
 
 _fresh = itertools.count()
@@ -74,15 +73,3 @@ def test_channels_of_one_name_share_their_records(name: str) -> None:
     assert len(Channel(name).records) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [(None, False), ("", False), ("{}", False), ('{"enable":"true"}', True), ('{"enable": true}', True)],
-)
-def test_pvti_options(text: str | None, expected: bool) -> None:
-    assert channel.is_requested(text) is expected
-
-
-@pytest.mark.parametrize("text", ["enable", "[1]"])
-def test_malformed_pvti_options(text: str) -> None:
-    with pytest.raises(poptorch.Error, match="PVTI_OPTIONS must be a JSON object"):
-        channel.is_requested(text)

@@ -151,8 +151,16 @@ class Program:
     scaling: bool
     sharded: bool
     noise: bool
+    """Whether a last dropout draws masks. The model returns them, so that the reference can use the same."""
+
     anchor: bool
     """Whether the gradient of the last weight is asked for."""
+
+    period: int = 1
+    """Of ``OutputMode.EveryN``."""
+
+    grouped: bool = False
+    """Whether each replica has a shift of its own."""
 
     @staticmethod
     def from_seed(seed: int) -> Program:
@@ -173,7 +181,11 @@ class Program:
             accumulation, iterations = (draw.choice([3, 4, 6]), 1) if training else (1, draw.choice([2, 4]))
         replicas = draw.choice([1, 1, 1, 2])
         half = draw.random() < 0.25
-        modes = [OutputMode.All, OutputMode.Final, OutputMode.Sum] if replicas == 1 else [OutputMode.All]
+        noise = draw.random() < 0.15
+        modes = [OutputMode.All] if noise else [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
+        mode = draw.choice(modes)
+        grouped = replicas > 1 and draw.random() < 0.5
+        scaling = half and training and draw.random() < 0.5
         return Program(
             seed=seed,
             layers=layers,
@@ -185,12 +197,14 @@ class Program:
             replicas=replicas,
             mean=draw.random() < 0.8,
             optimizer=draw.choice(list(OPTIMIZERS)),
-            mode=draw.choice(modes),
+            mode=mode,
             half=half,
-            scaling=half and training and draw.random() < 0.5,
+            scaling=scaling,
             sharded=training and replicas > 1 and draw.random() < 0.5,
-            noise=draw.random() < 0.1,
-            anchor=training and replicas == 1 and draw.random() < 0.2,
+            noise=noise,
+            anchor=training and replicas == 1 and not scaling and draw.random() < 0.2,  # a scaled gradient is returned
+            period=draw.choice([p for p in (1, 2, 4) if iterations % p == 0]) if mode is OutputMode.EveryN else 1,
+            grouped=grouped,
         )
 
     @property
@@ -219,7 +233,7 @@ class Program:
     def options(self) -> poptorch.Options:
         """What the program asks of poptorch."""
         options = poptorch.Options().deviceIterations(self.iterations).replicationFactor(self.replicas)
-        options.outputMode(self.mode).randomSeed(self.seed)
+        options.outputMode(self.mode, self.period if self.mode is OutputMode.EveryN else None).randomSeed(self.seed)
         training = options.Training.gradientAccumulation(self.accumulation)
         kind = poptorch.ReductionType.Mean if self.mean else poptorch.ReductionType.Sum
         training.accumulationAndReplicationReductionType(kind)
@@ -240,20 +254,28 @@ class Program:
 
 
 class Model(nn.Module):
-    """Layers in blocks, and a loss."""
+    """Layers in blocks, and a loss; returns also the mask of its last dropout."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
+        if program.grouped:
+            self.shift = nn.Parameter(torch.randn(program.replicas, WIDTH))
         self.layers = nn.ModuleList(LAYERS[name]() for name in program.layers)
         self.head = nn.Linear(WIDTH, WIDTH)
-        self.noise = nn.Dropout(0.5) if program.noise else nn.Identity()
-        self.ipus = program.ipus
+        self.noise = nn.Dropout(0.5 if program.noise else 0.0)
+        self.ipus, self.grouped = program.ipus, program.grouped
 
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, target: torch.Tensor, given: torch.Tensor | None = None, replica: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The reference says which mask to use, and for which replica it computes."""
         for layer, ipu in zip(self.layers, self.ipus, strict=True):
             with poptorch.Block(f"part {ipu}", ipu_id=ipu):
                 x = layer(x)
         last = self.ipus[-1]
         with poptorch.Block(f"part {last}", ipu_id=last):
-            y = self.noise(self.head(x))
-            return y, F.mse_loss(y, target)
+            mask = self.noise(torch.ones_like(x)) if given is None else given
+            y = self.head(x) * mask
+            if self.grouped:
+                y = y + (self.shift if replica is None else self.shift[replica])
+            return y, F.mse_loss(y, target), mask

@@ -5,49 +5,64 @@ from __future__ import annotations
 import pytest
 import torch
 from float64_reference import Results, expected
-from random_programs import CALLS, OPTIMIZERS, Program
+from random_programs import CALLS, OPTIMIZERS, ROWS, WIDTH, Program
 from torch.utils import _pytree as pytree
 
 import poptorch
 from closeness import assert_close_sums
+from poptorch import CommGroupType, VariableRetrievalMode
 
-USUAL = range(120)
+USUAL = range(240)
 MORE = range(1000, 4000)
 NATIVE = (3, 11, 24, 42)
 IN_ONE_TEST = 20
+
+SURELY_DIFFERENT = 8
+"""Masks of eight elements, of which half are different with all but certainty."""
 
 STEPS = 64
 """Roundings that follow one another: layers forward and backward, times updates."""
 
 
-def run(program: Program) -> tuple[Results, dict[str, torch.Tensor]]:
-    """Outputs and losses of each call, and the weights at the end."""
+def run(program: Program) -> tuple[Results, dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Outputs and losses of each call, the weights at the end, and the masks of each call."""
     model = program.model()
     if program.training:
         optimizer = OPTIMIZERS[program.optimizer][0](model.parameters())
         executor = poptorch.trainingModel(model, program.options(), optimizer)
     else:
         executor = poptorch.inferenceModel(model, program.options())
-    results = []
+    if program.grouped:
+        executor.shift.replicaGrouping(CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup)
+    results, masks = [], []
     for call in range(CALLS):
-        y, loss = executor(*program.data(call))
+        y, loss, mask = executor(*program.data(call))
+        masks.append(mask)
         anchored = [executor.getAnchoredTensor("gradient")] if program.anchor else []
         results.append((y, loss.reshape(-1), *anchored))
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     executor.destroy()
-    return results, weights
+    return results, weights, masks
 
 
 def check(program: Program) -> None:
-    """Compare one program with the reference; with noise, with itself."""
-    given = run(program)
-    if program.noise and program.training:
-        again = run(program)
-        torch.testing.assert_close(given, again, rtol=0, atol=0)
-        return
-    wanted = expected(program)
-    found = pytree.tree_map(torch.Tensor.double, given)
+    """Compare one program with the reference."""
+    results, weights, masks = run(program)
+    noisy = program.noise and program.training
+    if noisy:
+        check_masks(program, torch.stack(masks))
+    wanted = expected(program, masks if noisy else None)
+    found = pytree.tree_map(torch.Tensor.double, (results, weights))
     assert_close_sums(found, wanted, terms=64, steps=STEPS, scale=1.0, dtype=program.dtype)
+
+
+def check_masks(program: Program, masks: torch.Tensor) -> None:
+    """Elements are dropped or doubled; no two micro-batches drop the same ones, and the same seed drops the same."""
+    assert set(masks.unique().tolist()) <= {0.0, 2.0}
+    drawn = masks.reshape(-1, ROWS * WIDTH)
+    if len(drawn) > SURELY_DIFFERENT:
+        assert len(drawn.unique(dim=0)) > len(drawn) // 2
+    torch.testing.assert_close(torch.stack(run(program)[2]), masks, rtol=0, atol=0)
 
 
 def check_all(seeds: range) -> None:

@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
     disable_proxy_modes_tracing,
-    get_proxy_slot,
     track_tensor_tree,
 )
 
@@ -24,10 +23,10 @@ from poptorch.ambient import CaptureContext
 from poptorch.capture.casting import MixedTypes
 from poptorch.capture.device_names import DeviceNames
 from poptorch.capture.norms import cumulative_norms
-from poptorch.capture.recorder import is_tracked
 from poptorch.capture.state import collect_state, stand_ins_for
 from poptorch.capture.structure import flatten
 from poptorch.capture.tracer import Recording, Request, StandIns, environment, module_scopes
+from poptorch.ops.recorded import is_recorded, node_of
 from poptorch.program.tracing import tracing
 
 
@@ -71,14 +70,14 @@ class BlockRecorder:
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the device: an input, a tensor that is there already, or a constant."""
-        if is_tracked(tensor):
+        if is_recorded(tensor):
             return tensor
         return self._inputs[id(tensor)] if id(tensor) in self._inputs else tensor.clone()
 
     def finish(self, results: Any) -> Recording:
         """The recording, with these results; to be called before :meth:`close`."""
         tensors, structure = flatten(results)
-        nodes = [self._node_of(t if is_tracked(t) else t.detach().clone()) for t in tensors]
+        nodes = [self._node_of(t if is_recorded(t) else t.detach().clone()) for t in tensors]
         self._tracer.graph.output(nodes)
         return Recording(
             fx.GraphModule(self._tracer.root, self._tracer.graph),
@@ -92,8 +91,7 @@ class BlockRecorder:
         )
 
     def _node_of(self, tensor: torch.Tensor) -> Any:
-        slot = get_proxy_slot(tensor, self._tracer, None)
-        return self._tracer.create_arg(tensor) if slot is None else slot.proxy.node
+        return node_of(tensor, self._tracer) or self._tracer.create_arg(tensor)
 
     def close(self, *error: Any) -> None:
         """Everything is as before :meth:`open`; ``error`` is what an exit handler gets."""

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -32,6 +31,7 @@ from poptorch.capture.locations import user_location
 from poptorch.capture.state import StateEntry
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import createPoptorchError
+from poptorch.ops.recorded import is_foreign
 from poptorch.ops.traits import Kind, traits_of
 
 HALF, FLOAT = torch.float16, torch.float32
@@ -194,13 +194,7 @@ def mark_ambiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_ambiguous(tensor: torch.Tensor) -> bool:
     """Whether the tracer could not tell this float32 from float16."""
-    return tensor.dtype is FLOAT and (getattr(tensor, _MARK, False) or _is_constant(tensor))
-
-
-def _is_constant(tensor: torch.Tensor) -> bool:
-    """Whether nothing that was recorded made the tensor."""
-    mode = get_proxy_mode()
-    return mode is not None and get_proxy_slot(tensor, mode.tracer, None) is None
+    return tensor.dtype is FLOAT and (getattr(tensor, _MARK, False) or is_foreign(tensor))
 
 
 def is_float(value: Any) -> bool:

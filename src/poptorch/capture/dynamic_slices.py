@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
+from poptorch.ops.recorded import node_of
 from poptorch.ops.slicing import dynamic_slice
 
 aten = torch.ops.aten
@@ -93,11 +93,8 @@ def _bound(value: Any) -> _Bound | None:
         return None
     if not isinstance(value, Tensor):
         return _Bound(None, int(value), False)
-    mode = get_proxy_mode()
-    slot = get_proxy_slot(value, mode.tracer, None) if mode is not None else None
-    if slot is None:
-        return _Bound(id(value), 0, False)
-    return _read(slot.proxy.node)
+    node = node_of(value)
+    return _Bound(id(value), 0, False) if node is None else _read(node)
 
 
 _SAME_VALUE = frozenset({

@@ -7,21 +7,23 @@ and sees the same kind of tensors before and after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 
 from poptorch.ambient import capturing
 from poptorch.capture.kernels import ordinary_execution
 from poptorch.errors import createPoptorchError
+from poptorch.ops import recorded
 from poptorch.ops.bodies import OUTER
 from poptorch.ops.printing import PRINT
+from poptorch.ops.recorded import node_of
 
 Sources = Callable[[], Sequence[torch.Tensor]]
 
@@ -32,13 +34,13 @@ class Evaluation:
     def __init__(self, sources: Sources | None) -> None:
         """``sources`` are the values of the placeholders; ``None`` if the recorded tensors have values themselves."""
         self._sources = sources
-        self._model = _tracer()
+        self._model = recorded.tracer()
         self._inputs: Iterator[torch.Tensor] | None = None
         self._computed: dict[int, _Computed] = {}
 
     def value_of(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a function whose tensors were recorded."""
-        tracer = _tracer()
+        tracer = recorded.tracer()
         with ordinary_execution(), capturing(None), torch.random.fork_rng(devices=[]):
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: self._value(t, tracer), (args, kwargs))
             if _unknown((args, kwargs)):
@@ -57,9 +59,9 @@ class Evaluation:
         """The value that a tensor has for the inputs at hand."""
         if self.is_real:
             return tensor
-        slot = get_proxy_slot(tensor, tracer, None)
-        if slot is not None:
-            return self._compute(tracer)[slot.proxy.node]
+        node = node_of(tensor, tracer)
+        if node is not None:
+            return self._compute(tracer)[node]
         if not isinstance(tensor, FakeTensor):
             return tensor
         return _UNKNOWN if tracer is self._model else self._value(tensor, self._model)
@@ -77,15 +79,9 @@ class Evaluation:
         if node.op == "placeholder":
             return self._input(node, done.tracer)
         if node.op == "get_attr":
-            value = _attribute(done.tracer.root, str(node.target))
+            value = attrgetter(str(node.target))(done.tracer.root)
             return value.clone() if isinstance(value, torch.Tensor) else value  # the graph keeps the first value
-        assert callable(node.target), node
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), done.values.__getitem__)
-        if _unknown((args, kwargs)):
-            return _UNKNOWN
-        if node.target is PRINT:
-            return args[0]  # it prints when the program runs
-        return node.target(*args, **kwargs)
+        return computed(node, done.values)
 
     def _input(self, node: fx.Node, tracer: Any) -> Any:
         """The value of an input of the model, or of a body: there only what the body takes from around it is known."""
@@ -114,13 +110,10 @@ def _unknown(structure: Any) -> bool:
     return any(leaf is _UNKNOWN for leaf in pytree.tree_leaves(structure))
 
 
-def _tracer() -> Any:
-    mode = get_proxy_mode()
-    assert mode is not None
-    return mode.tracer
-
-
-def _attribute(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part)
-    return root
+def computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """The value of a recorded operation on these values. It only prints when the program runs."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    if _unknown((args, kwargs)):
+        return _UNKNOWN
+    assert callable(node.target), node
+    return args[0] if node.target is PRINT else node.target(*args, **kwargs)

@@ -62,7 +62,7 @@ def _lift_constants(graph_module: fx.GraphModule, fake_mode: FakeTensorMode | No
     values: list[torch.Tensor] = []
     first_op = next(n for n in graph.nodes if n.op != "placeholder")
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
-        value = _attribute(graph_module, str(node.target))
+        value = operator.attrgetter(str(node.target))(graph_module)
         if not isinstance(value, torch.Tensor):
             continue  # the body of a control-flow operation
         if node.target not in lifted:
@@ -77,12 +77,6 @@ def _lift_constants(graph_module: fx.GraphModule, fake_mode: FakeTensorMode | No
         graph.erase_node(node)
     graph_module.recompile()
     return values
-
-
-def _attribute(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part)
-    return root
 
 
 def _ports(recording: Recording, input_names: list[str], constants: list[torch.Tensor]) -> list[Port]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch._logging import logger
+from poptorch.capture.evaluation import computed
 from poptorch.capture.state import Rebinding
 from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import is_view
@@ -93,8 +93,7 @@ class HostEffects:
                 elif node.op == "get_attr":
                     values[node] = constants[str(node.target)]
                 else:
-                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                    values[node] = node.target(*args, **kwargs)
+                    values[node] = computed(node, values)
         return values, constants
 
 
@@ -128,5 +127,4 @@ def _announce(name: str | None, where: SourceLocation | None) -> None:
         "once, while the model is compiled, and all calls return the same. To keep a value from call to call, "
         "register it as a buffer with register_buffer()."
     )
-    logger.warning(message)
     warnings.warn(message, UserWarning, stacklevel=2)

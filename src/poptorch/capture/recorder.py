@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +24,7 @@ from poptorch.capture.locations import user_location
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
+from poptorch.ops.recorded import is_recorded, tracer
 from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.opinfo import OpInfo, SourceLocation, Sweep, has_info, set_info
 
@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
     def _is_of_host(self, args: Any, kwargs: Any) -> bool:
         if self._making is None or self._making():
             return False
-        return not any(map(is_tracked, pytree.tree_leaves((args, kwargs))))
+        return not any(map(is_recorded, pytree.tree_leaves((args, kwargs))))
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that the tracer does not know: it is the user's own, and the model may write to it."""
@@ -201,9 +201,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def graph(self) -> fx.Graph:
-        mode = get_proxy_mode()
-        assert mode is not None
-        return mode.tracer.graph
+        return tracer().graph
 
     def enter_backward(self, nodes: Sequence[Any]) -> None:
         """From now on operations belong to the backward pass, each at the place of its forward operation."""
@@ -251,12 +249,6 @@ def _located(error: Exception, source: SourceLocation | None) -> Exception:
     """An error of torch with the user's line; errors of other kinds may need more than a text, and stay as they are."""
     plain = type(error) in (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
     return type(error)(f"{error} (at {source})") if plain and source is not None else error
-
-
-def is_tracked(value: Any) -> bool:
-    """Whether the tracer knows where a value comes from: whether it is a tensor on the device."""
-    mode = get_proxy_mode()
-    return mode is not None and isinstance(value, torch.Tensor) and get_proxy_slot(value, mode.tracer, None) is not None
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

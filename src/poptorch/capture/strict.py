@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from poptorch.ambient import CaptureContext
 from poptorch.errors import createPoptorchError
+from poptorch.ops.recorded import is_foreign, node_of
 from poptorch.ops.traits import Kind, traits_of
 
 _V = torch._C._VariableFunctions
@@ -72,8 +72,7 @@ def mark_host_tensor(context: CaptureContext, func: Any, result: Any) -> None:
 
 def is_unknown(tensor: Tensor) -> bool:
     """Whether the tensor is the user's own: no stand-in, and no operation made it."""
-    mode = get_proxy_mode()
-    return mode is not None and not isinstance(tensor, FakeTensor) and get_proxy_slot(tensor, mode.tracer, None) is None
+    return not isinstance(tensor, FakeTensor) and is_foreign(tensor)
 
 
 def _is_on_host(tensor: Tensor) -> bool:
@@ -81,9 +80,7 @@ def _is_on_host(tensor: Tensor) -> bool:
 
 
 def _is_stepped_slice(tensor: Any) -> bool:
-    mode = get_proxy_mode()
-    slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None and isinstance(tensor, Tensor) else None
-    node: Any = None if slot is None else slot.proxy.node
+    node: Any = node_of(tensor)
     while isinstance(node, fx.Node) and node.op == "call_function" and traits_of(node.target).kind is Kind.VIEW:
         if node.target is torch.ops.aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1:
             return True

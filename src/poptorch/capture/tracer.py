@@ -27,13 +27,14 @@ from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_
 from poptorch.capture.device_names import DeviceNames
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
+from poptorch.capture.kept import has_hooks, warn_of_kept
 from poptorch.capture.locations import location_of, user_location
 from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
-from poptorch.capture.recorder import Recorder, is_tracked
+from poptorch.capture.recorder import Recorder
 from poptorch.capture.state import (
     Rebinding,
     StateEntry,
@@ -47,6 +48,7 @@ from poptorch.capture.state import (
 )
 from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import Error, createPoptorchError
+from poptorch.ops.recorded import is_recorded, node_of, tracer
 from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
@@ -189,6 +191,7 @@ class _Attempt:
         self._rebound: list[Rebinding] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._structure: Structure | None = None
+        self._tracked: Any = None
         self._num_results = 0
         self._gradients: list[int] = []
         self._loss_position: int | None = None
@@ -212,6 +215,8 @@ class _Attempt:
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
             graph_module = traced(state, inputs, scale)
         assert self._structure is not None
+        if has_hooks(request.model):
+            warn_of_kept(self._tracked, [*state, *inputs, *scale, *self._plain.values()])
         self._affect_host(graph_module)
         return Recording(
             graph_module,
@@ -299,10 +304,12 @@ class _Attempt:
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
             results = [recorder.recorded(r) for r in results]
-            self._rebound = [r for r in rebound() if _node_of(r.new) is not None]
+            self._rebound = [r for r in rebound() if node_of(r.new) is not None]
             self._num_results = len(results)
             gradients = self._backward(recorder, state, results, scale) if request.training else []
+            self._context.losses.clear()  # they and their history are of no use any more
             self._copies = recorder.copies
+            self._tracked = tracer().tensor_tracker
             # Without a backward pass of ours, code may end outside of all blocks, where nothing can be recorded.
             plain = _plain if request.training else _plain_constant
             return [*map(plain, results), *gradients, *(plain(r.new) for r in self._rebound)]
@@ -315,7 +322,7 @@ class _Attempt:
         scale: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         strict = self._request.options.strict_compatibility
-        final = final_loss(self._context.losses, results, _node_of, at_the_mark=strict)
+        final = final_loss(self._context.losses, results, node_of, at_the_mark=strict)
         self._loss_position, loss = final.position, final.value
         _say_where(final)
         if not loss.requires_grad:
@@ -389,7 +396,7 @@ def environment(
 
 def _say_where(loss: FinalLoss) -> None:
     """One line for the user: which value is minimised, and which line computes it."""
-    node = _node_of(loss.value)
+    node = node_of(loss.value)
     source = None if node is None else info_of(node).source
     where = "" if source is None else f", computed at {source}"
     logger.info("Back-propagation starts at %s%s", loss.origin, where)
@@ -401,18 +408,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
     """For the tracer, a tensor that it knows is the operation that made it, whatever its history."""
-    return tensor if is_tracked(tensor) else _plain(tensor)
-
-
-def _node_of(tensor: torch.Tensor) -> fx.Node | None:
-    """The graph node that computes a tensor under the tracer."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-
-    mode = get_proxy_mode()
-    if mode is None:
-        return None
-    slot = get_proxy_slot(tensor, mode.tracer, None)
-    return None if slot is None else slot.proxy.node
+    return tensor if is_recorded(tensor) else _plain(tensor)
 
 
 @contextmanager
@@ -421,22 +417,29 @@ def module_scopes(request: Request) -> Iterator[None]:
     if not request.options._module_namescope_enabled:
         yield
         return
-    names = {id(m): name for name, m in request.model.named_modules() if name}
     context = ambient.current()
     assert context is not None
+    with scopes_of_modules(request.model, context.name_scopes, lambda: ambient.current() is context):
+        yield
+
+
+@contextmanager
+def scopes_of_modules(model: nn.Module, scopes: list[str], is_active: Callable[[], bool]) -> Iterator[None]:
+    """Keep the path of the sub-module that runs in ``scopes``, as long as ``is_active``."""
+    names = {id(m): name for name, m in model.named_modules() if name}
     opened: list[list[str]] = []
 
     def enter(module: nn.Module, args: Any) -> None:
-        if ambient.current() is not context:
+        if not is_active():
             return
-        opened.append(list(context.name_scopes))
+        opened.append(list(scopes))
         name = names.get(id(module))
         if name is not None:
-            context.name_scopes.append(name.rsplit(".", 1)[-1] if _inside_parent(context, name) else name)
+            scopes.append(name.rsplit(".", 1)[-1] if _inside_parent(scopes, name) else name)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if ambient.current() is context and opened:
-            context.name_scopes[:] = opened.pop()
+        if is_active() and opened:
+            scopes[:] = opened.pop()
 
     handles = [
         torch_module.register_module_forward_pre_hook(enter),
@@ -449,7 +452,7 @@ def module_scopes(request: Request) -> Iterator[None]:
             handle.remove()
 
 
-def _inside_parent(context: CaptureContext, name: str) -> bool:
+def _inside_parent(scopes: Sequence[str], name: str) -> bool:
     """Whether the current scope already spells the path of the module's parent."""
     parent = name.rpartition(".")[0]
-    return bool(parent) and "/".join(context.name_scopes).endswith(parent.replace(".", "/"))
+    return bool(parent) and "/".join(scopes).endswith(parent.replace(".", "/"))

@@ -1,13 +1,15 @@
-"""Commands for the shell: ``python -m poptorch <command>``. Each module here adds one."""
+"""Commands for the shell: ``python -m poptorch <command>``, ``gc-info`` and ``gc-monitor``. Each has a module here."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
-from poptorch.cli import cache, estimate
+from poptorch.cli import cache, devices, estimate
+from poptorch.errors import Error
 
-_COMMANDS = (cache.add_to, estimate.add_to)
+_COMMANDS = (cache.add_to, devices.add_to, estimate.add_to)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,5 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for add_to in _COMMANDS:
         add_to(commands)
     chosen = parser.parse_args(arguments)
-    status: int = chosen.run(chosen)
+    try:
+        status: int = chosen.run(chosen)
+    except Error as problem:
+        print(problem, file=sys.stderr)
+        return 1
     return status

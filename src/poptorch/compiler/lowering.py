@@ -18,6 +18,7 @@ from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.device_program import DeviceProgram, Interface
+from poptorch.compiler.held import check_held
 from poptorch.compiler.memory import Category, map_memory
 from poptorch.compiler.observers import Dump, requested_dump, usual_observers
 from poptorch.compiler.passes.context import Context
@@ -41,7 +42,7 @@ from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.optim.rules import CombinedSGD
 from poptorch.placement import announcing
-from poptorch.profiling.trace import NO_TRACE, Trace
+from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.graphs import copy_of
 from poptorch.program.loop import Loop
 from poptorch.program.naming import value_labels
@@ -84,7 +85,8 @@ def lower_for_device(
     announce_partial_support(request.call)
     layout = ArgumentLayout(request.call)
     loop = loop_of(request.options, request.training)
-    recording, program = _capture(request, layout, loop, progress)
+    with trace.span(SpanKind.COMPILE, label="capture"):
+        recording, program = _capture(request, layout, loop, progress)
     settings = settings_of(request, program, loop)
     program.numerics = settings.numerics
     _check_overlap(program, request.options)
@@ -99,6 +101,7 @@ def lower_for_device(
         backend.debug("Program:\n%s", program)
     progress("update")
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
+    check_held(settings.anchors, update, used)
     memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
     if update is not None:
         update = _sharded(update, used, program, settings, loop, memory.is_sharded(Category.OPTIMIZER))
@@ -297,13 +300,14 @@ def _sharded(
     if not is_divisible(optimizer, program.numerics):
         backend.debug("The optimizer's state is sharded, but its update needs whole tensors: they are gathered first")
         return update
-    location, replicas = settings.locations[Category.OPTIMIZER], loop.replicas
+    location, replicas = settings.locations[Category.OPTIMIZER], loop.replicas_of_job
     types = _stored_types(program, settings.groups)
     return shard_update(
         optimizer,
         update,
         types,
         replicas,
+        range(loop.first_replica, loop.first_replica + loop.replicas),
         lambda name, elements: name not in settings.groups and location.is_sharded(elements, replicas),
     )
 

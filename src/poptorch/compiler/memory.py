@@ -267,7 +267,7 @@ class _Mapper:
         """The home of a weight, or of what belongs to it."""
         parts = self._users.get((Role.PARAMETER, weight.name), (0,))
         # A weight that differs between groups of replicas is whole on each of them.
-        replicas = 1 if weight.name in self._groups else self._loop.replicas
+        replicas = 1 if weight.name in self._groups else self._loop.replicas_of_job
         return self._placed(Home(name, category, shape, dtype, parts=parts), replicas)
 
     def _placed(self, home: Home, replicas: int) -> Home:

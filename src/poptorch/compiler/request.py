@@ -17,8 +17,8 @@ from poptorch import environment
 from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, Signature, check_input
 from poptorch.capture.front_end import FrontEnd
+from poptorch.compiler.held import classify
 from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
-from poptorch.compiler.passes.anchors import updated_parameter
 from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
@@ -198,7 +198,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
     phased = ordering.is_phased
     chosen = backend_options.get("autoRecomputation")
     automatic = request.optimizer_spec.automatic_loss_scaling if request.optimizer_spec is not None else None
-    locations, anchors = options.TensorLocations, _anchors(options, program)
+    locations, anchors = options.TensorLocations, _anchors(request, program)
     products = backend_options.get("partialsTypeMatMuls")
     convolutions = dict(backend_options.get("convolutionOptions", {})).get("partialsType")
     return Settings(
@@ -221,7 +221,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
             returns_old_statistics=not request.training and not request.front_end.reads_what_it_wrote,
             product_partials=None if products is None else str(products),
             convolution_partials=None if convolutions is None else str(convolutions),
-            anchors=tuple(a.long_name for a in anchors if a.parameter is None),
+            anchors=tuple(a.long_name for a in anchors if a.held is None),
             loss_scaling_edge=None if automatic is None else automatic.edge,
             division=ordering.division,
         ),
@@ -240,13 +240,14 @@ def _ordering(strategy: Any) -> Ordering:
     return Ordering.SHARDED if isinstance(strategy, ShardedExecution) else Ordering.PIPELINED
 
 
-def _anchors(options: Any, program: Program) -> tuple[Anchor, ...]:
-    result = []
+def _anchors(request: CompileRequest, program: Program) -> tuple[Anchor, ...]:
+    options, result = request.options, []
+    parameters = [p.name for p in program.ports_of(Role.PARAMETER)]
     for short, (long_name, use_model_mode, mode, period) in options.anchored_tensors.items():
         if use_model_mode:
             mode, period = options.output_mode, options.output_return_period
-        parameter = updated_parameter(long_name, [p.name for p in program.ports_of(Role.PARAMETER)])
-        result.append(Anchor(short, long_name, OutputMode(mode), period, parameter))
+        held, name = classify(long_name, parameters, request.optimizer_spec)
+        result.append(Anchor(short, long_name, OutputMode(mode), period, held, name))
         shown = "Sum" if OutputMode(mode) is OutputMode.Sum else OutputMode(mode).name.upper()
         backend.debug("Anchoring tensor %s %s/%d", long_name, shown, period)
     return tuple(result)

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from poptorch.optim.spec import state_name
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, set_info
 from poptorch.program.tracing import tracing
@@ -84,7 +85,7 @@ def build_update(
     for node in graph_module.graph.nodes:
         set_info(node, OpInfo(sweep=Sweep.UPDATE))
     kept = tuple(
-        StateTensor(f"{key}___{name}", name, tuple(tensor.shape), tensor.dtype)
+        StateTensor(state_name(key, name), name, tuple(tensor.shape), tensor.dtype)
         for group, state in zip(names, states, strict=True)
         for key, tensors in state.items()
         for name, tensor in zip(group, tensors, strict=True)
@@ -105,20 +106,35 @@ def shard_range(elements: int, replicas: int, owner: int) -> tuple[int, int]:
 
 
 def shard_update(
-    rules: Any, update: UpdateProgram, types: Types, replicas: int, is_sharded: Callable[[str, int], bool]
+    rules: Any,
+    update: UpdateProgram,
+    types: Types,
+    replicas: int,
+    owners: range,
+    is_sharded: Callable[[str, int], bool],
 ) -> UpdateProgram:
-    """The update with one part for each replica. Parameters that are not sharded are updated by the first.
+    """The update with one part for each replica of this process, ``owners``; ``replicas`` are those of all processes.
 
-    ``is_sharded`` decides by name and number of elements.
+    Parameters that are not sharded are updated by the first of each process. ``is_sharded`` decides by name and number
+    of elements.
     """
     shards = []
-    for owner in range(replicas):
+    held = {}
+    if len(owners) < replicas:
+        sizes = {name: math.prod(types[name][0]) for name in update.names}
+        for name, elements in sizes.items():
+            if is_sharded(name, elements):
+                held[name] = (
+                    shard_range(elements, replicas, owners[0])[0],
+                    shard_range(elements, replicas, owners[-1])[1],
+                )
+    for owner in owners:
         ranges = {}
         for name in update.names:
             elements = math.prod(types[name][0])
             if is_sharded(name, elements):
                 ranges[name] = shard_range(elements, replicas, owner)
-            elif owner == 0:
+            elif owner == owners[0]:
                 ranges[name] = (0, elements)
         ranges = {name: (start, stop) for name, (start, stop) in ranges.items() if start < stop}
         own = [[name for name in group if name in ranges] for group in update.parameters]
@@ -128,7 +144,7 @@ def shard_update(
         if ranges:
             part = build_update(rules, own, sliced, update.accumulators, update.numerics)
             shards.append(UpdateShard(owner, part, ranges))
-    return dataclasses.replace(update, shards=tuple(shards))
+    return dataclasses.replace(update, shards=tuple(shards), held=held)
 
 
 def is_divisible(rules: Any, numerics: Numerics) -> bool:

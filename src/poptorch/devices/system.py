@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from poptorch import environment
+from poptorch.devices.partition import visible
 from poptorch.errors import createPoptorchError
 
 DEFAULT_SYSTEM = "pod64"
@@ -87,10 +88,24 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 
 
 def system() -> System | None:
-    """The virtual system of this machine, or ``None`` when ``POPTORCH_SYSTEM`` is ``none``.
+    """The virtual system that this process may use, or ``None`` when ``POPTORCH_SYSTEM`` is ``none``.
+
+    It is the whole machine, or a partition of it; see :mod:`poptorch.devices.partition`.
 
     >>> system().ipus
     64
+    """
+    machine, part = whole_system(), visible()
+    if machine is None or part is None:
+        return machine
+    return replace(machine, name=f"{machine.name}-{part.name}", ipus=part.ipus)
+
+
+def whole_system() -> System | None:
+    """The virtual system of this machine, whatever partitions there are.
+
+    >>> whole_system().name
+    'pod64'
     """
     name = environment.SYSTEM.read() or DEFAULT_SYSTEM
     if name == NO_SYSTEM:

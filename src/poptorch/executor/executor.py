@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,12 +28,13 @@ from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import Exported, StoredExecutable
+from poptorch.executor.tracebacks import folded, folding
 from poptorch.executor.turns import Turns, in_turn
 from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
-from poptorch.profiling.trace import Trace
+from poptorch.profiling.trace import SpanKind, Trace
 from poptorch.program.program import Program
 from poptorch.runtime import counters, gantt
 
@@ -99,8 +100,10 @@ class PoplarExecutor:
         self._options._freeze()
         kind = "trainingModel" if training else "inferenceModel"
         channel = Channel(f"poptorch.{kind}")
-        channel.instrument(self, "copyWeightsToDevice", "setOptimizer", "compile")
+        channel.instrument(self, "copyWeightsToDevice", "setOptimizer")
         self._trace = channel.trace()
+        if self._trace.active:
+            self._run = channel.timed(self._run, "__call__")  # type: ignore[method-assign]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise createPoptorchError(
@@ -155,6 +158,7 @@ class PoplarExecutor:
             raise createPoptorchError("Model has not been compiled or has been destroyed.")
         return self._session
 
+    @folding
     @in_turn
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile the model for arguments like these, and load it on the device.
@@ -184,9 +188,10 @@ class PoplarExecutor:
         return call
 
     def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
-        check_options(self._options, self._training)
+        check_options(self._options)
         self._take_model()
-        self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        with self._trace.span(SpanKind.COMPILE):
+            self._session = Session.compile(self._wrapped, call, stored, self._trace)
         return self._session
 
     def _take_model(self) -> None:
@@ -227,13 +232,20 @@ class PoplarExecutor:
                 "Program and device are released."
             )
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An argument, because the interpreter clears the names of modules before the last objects go away.
+        if is_finalizing():
+            return
         # A training executor may be dropped without destroy(): what it learned must not be lost.
         weights: HostWeights | None = self.__dict__.get("_weights")
-        if sys.is_finalizing() or weights is None or weights.newest is Newest.HOST:
+        if weights is None or weights.newest is Newest.HOST:
             return
         with contextlib.suppress(Error, RuntimeError):
-            self.copyWeightsToHost()
+            try:
+                self.copyWeightsToHost()
+            except KeyboardInterrupt:  # there is no later: bring them all, then let the interrupt go on
+                self.copyWeightsToHost()
+                raise
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -243,7 +255,10 @@ class PoplarExecutor:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
-        return self._turns.take(self._run, self._bind(args, kwargs))
+        try:
+            return self._turns.take(self._run, self._bind(args, kwargs))
+        except Exception as error:  # noqa: BLE001  (raised again)
+            raise folded(error)  # noqa: B904  (the same error)
 
     def _run(self, call: BoundCall) -> Any:
         session = self._session
@@ -255,6 +270,21 @@ class PoplarExecutor:
             logger.debug("Implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
         return session.run(call)
+
+    def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:
+        """The loaded program, compiled for these arguments if there is none, and the tensors that it takes of them.
+
+        >>> import poptorch
+        >>> session, inputs = poptorch.inferenceModel(torch.nn.ReLU()).sessionFor(torch.ones(2))
+        >>> [tuple(tensor.shape) for tensor in inputs]
+        [(2,)]
+        """
+        if self._session is None:
+            self.compile(*args, **kwargs)
+        elif not self._session.is_attached:
+            self.attachToDevice()
+        session = self._compiled()
+        return session, session.inputs_of(self._bind(args, kwargs))
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -334,6 +364,7 @@ class PoplarExecutor:
         session = self._compiled()
         saving.save(session, self.model, filename, export_model=export_model, save_rng_state=save_rng_state)
 
+    @folding
     @in_turn
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """Compile for arguments like these, then :meth:`save`. Needs no device if the options ask for an offline
@@ -347,6 +378,7 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
+    @folding
     @in_turn
     def loadExecutable(self, filename: str) -> None:
         """Take the program from a file instead of compiling it.
@@ -369,7 +401,7 @@ class PoplarExecutor:
         stored.check_version()
         stored.check_custom_ops()
         call = stored.example(trusted=exported is not None)
-        check_options(self._options, self._training)
+        check_options(self._options)
         try:
             call.check_fits(self._signature)
             with torch.inference_mode(False):
@@ -477,7 +509,7 @@ class PoplarExecutor:
         if self._session is not None and not args and not kwargs:
             return self._session.executable.device
         call = self._bind(args, kwargs)
-        check_options(self._options, self._training)
+        check_options(self._options)
         with torch.inference_mode(False), self._weights.unwatched():
             return lower_for_device(self._wrapped.request(call))
 

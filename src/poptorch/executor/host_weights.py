@@ -168,7 +168,8 @@ class HostWeights:
         if kind is CommGroupType.All:
             self._groups.pop(name, None)
             return
-        grouping = ReplicaGrouping(kind, size, self._options.replication_factor, retrieval)
+        replicas = self._options.replication_factor * self._options.Distributed.numProcesses
+        grouping = ReplicaGrouping(kind, size, replicas, retrieval)
         grouping.check(name, tuple(parameter.shape))
         self._groups[name] = grouping
 

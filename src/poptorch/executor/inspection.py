@@ -6,7 +6,8 @@ import datetime
 
 import torch
 
-from poptorch.compiler.passes.anchors import TRACED, UPDATED, traced_names, value_names
+from poptorch.compiler.held import held_names
+from poptorch.compiler.passes.anchors import traced_names, value_names
 from poptorch.errors import createPoptorchError
 from poptorch.executor.session import Session
 from poptorch.options import Options
@@ -18,12 +19,9 @@ def tensor_names(session: Session | None) -> list[str]:
     assert session is not None, "Model must be compiled before calling getTensorNames"
     traced = session.is_traced and session.program.training
     names = traced_names(session.program) if traced else list(value_names(session.program))
-    if session.optimizer is not None:
-        parameters = session.updated_parameters
-        if not traced:
-            names += [f"{UPDATED}{name}" for name in parameters]
-        names += [f"{UPDATED}{TRACED}{name}" for name in parameters]
-        names += sorted({n for group in session.optimizer.hyper() for n in group})
+    update = session.executable.update
+    if session.optimizer is not None and update is not None:
+        names += held_names(update, session.optimizer, traced=traced)
     return names
 
 

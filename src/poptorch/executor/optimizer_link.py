@@ -24,6 +24,7 @@ from poptorch.optim.unexpected import UnexpectedAttributes
 from poptorch.options import Options
 from poptorch.program.program import Program, value_of
 from poptorch.program.replica_groups import ReplicaGrouping
+from poptorch.program.update import State
 from poptorch.runtime.engine import Engine
 
 
@@ -101,17 +102,18 @@ class OptimizerLink:
         """Copies of the optimizer state on the device."""
         if self._engine is None or self._compiled is None:
             return {}
-        return self._names.to_host(self._device_state(), self._compiled, self._engine.optimizer_state)
+        whole = self._engine.updater.whole_state(self._engine.exchange)
+        return self._names.to_host(self._device_state(whole), self._compiled, whole)
 
     @in_turn
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""
         return {name: tensor.clone() for name, tensor in self._params.items()}
 
-    def _device_state(self) -> dict[str, torch.Tensor]:
+    def _device_state(self, whole: list[State]) -> dict[str, torch.Tensor]:
         if self._engine is None or self._compiled is None:
             return {}
-        state = self._compiled.named_state(self._names.shown, self._engine.optimizer_state)
+        state = self._compiled.named_state(self._names.shown, whole)
         if self._engine.scale.scaler is not None:
             state[STATE_NAME] = self._engine.scale.scaler.factor
         return state
@@ -150,7 +152,7 @@ class OptimizerLink:
             return
         with torch.no_grad():
             engine.optimizer_state = [
-                group.rule.init_state([engine.parameters()[n] for n in self._group_names(group)])
+                group.rule.init_state([engine.updater.held(n) for n in self._group_names(group)])
                 for group in self._compiled.groups
             ]
         if self._compiled.automatic_loss_scaling is not None:
@@ -199,8 +201,10 @@ class OptimizerLink:
             return
         copy_weights()
         with torch._C.DisableTorchFunctionSubclass():
-            fitting = self._names.to_device(pending, self._compiled, self._engine.optimizer_state)
-        bridge.write_state(self._device_state(), self._params, fitting)
+            whole = self._engine.updater.whole_state(None)
+            fitting = self._names.to_device(pending, self._compiled, whole)
+        bridge.write_state(self._device_state(whole), self._params, fitting)
+        self._engine.updater.keep_of(whole)
         bridge.uploaded(self.optimizer)
 
     def runs(self) -> None:
@@ -234,9 +238,16 @@ class OptimizerLink:
             bridge.after_compile(self.optimizer)
         bridge.read_back(self.optimizer)
 
+    def read_back_alone(self) -> None:
+        """As :meth:`read_back`, unless that needs other processes, which may do something else."""
+        if self._engine is not None and self._engine.updater.is_divided:
+            logger.debug("The optimizer's state stays divided among the processes: state_dict() on all would gather it")
+        else:
+            self.read_back()
+
     def disconnect(self) -> None:
         """Leave the optimizer with what the host knows; forget the device."""
-        self.read_back()
+        self.read_back_alone()
         bridge.disconnect(self.optimizer)
         self._engine = None
         self._compiled = None

@@ -27,7 +27,9 @@ from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching, modelling
+from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
+from poptorch.executor.job import Job
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
 from poptorch.executor.stored import StoredExecutable
@@ -40,7 +42,7 @@ from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
 from poptorch.options.progress import Progress
-from poptorch.options.unfinished import mention_unfinished, refuse_distributed_training
+from poptorch.options.unfinished import mention_unfinished
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.program import Program, Role
 from poptorch.runtime.counters import PerfCounters
@@ -117,14 +119,12 @@ class RandomState:
         self._engine.random.state = self._known
 
 
-def check_options(options: Options, training: bool) -> None:
+def check_options(options: Options) -> None:
     """Refuse options that no program can be compiled with, and mention those that have no effect."""
     validate_options(options.toDict())
     announce_precision(options.Precision)
     set_repeat_limit(options.max_repeat_logs)
     mention_unfinished(options)
-    if training:
-        refuse_distributed_training(options)
     check_target(options)
 
 
@@ -132,7 +132,13 @@ class Session:
     """One compiled program: made by :meth:`compile`, ended by :meth:`release`."""
 
     def __init__(
-        self, wrapped: Wrapped, target: Target, example: BoundCall, executable: Executable, store: CodeStore
+        self,
+        wrapped: Wrapped,
+        target: Target,
+        example: BoundCall,
+        executable: Executable,
+        store: CodeStore,
+        job: Job | None = None,
     ) -> None:
         self.wrapped = wrapped
         self.example = example
@@ -147,7 +153,7 @@ class Session:
         self.store = store
         """Where native code comes from, and what there is of it."""
 
-        self.engine = engine = Engine(executable)
+        self.engine = engine = Engine(executable, None if job is None else job.exchange(executable))
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False
@@ -163,21 +169,26 @@ class Session:
         """
         started = time.monotonic()
         options, target = wrapped.options, Target(wrapped.options)
+        job = Job.of(options, training=wrapped.link is not None)
         try:
             with (
                 wrapped.weights.unwatched(),
                 caching.turn_to_compile(options, wrapped.user_model),
                 Progress(options, STAGES + 2) as progress,
             ):
-                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace))
+                session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace), job)
                 session.engine.trace = trace
                 if uses_ipu_model(options):
                     session.take_verdict()
                 session.start(progress)
-        except BaseException:
+            if job is not None:  # after this process's turn: the others may be waiting for theirs
+                job.agree(session)
+        except BaseException as error:
             # Whatever went wrong, the IPUs are free for others and the executor is as if never compiled.
             target.detach()
             wrapped.weights.close()
+            if job is not None:
+                job.failed(error)
             raise
         session.compile_time = datetime.timedelta(seconds=time.monotonic() - started)
         return session
@@ -244,7 +255,7 @@ class Session:
         weights, link = self.wrapped.weights, self.wrapped.link
         if link is not None:
             with weights.unwatched():
-                link.read_back()
+                link.read_back_alone()
         self._upload()
 
     def _upload(self) -> None:
@@ -300,8 +311,7 @@ class Session:
         if wrapped.link is not None:
             with wrapped.weights.unwatched():
                 wrapped.link.upload(wrapped.weights.download_if_needed)
-        normalise = wrapped.normalise
-        inputs = [normalise(tensor, spec.path) for tensor, spec in zip(given, layout.specs, strict=True)]
+        inputs = self._normalised(given)
         after = self.engine.executable.code.native_after
         if after is not None:
             self._count_towards_native(after)
@@ -309,9 +319,20 @@ class Session:
             wrapped.weights.overlay_if_unused(self.engine)
         self._device_changes()
         with wrapped.weights.unwatched():  # host operations of the model may look at it in the middle of a step
-            results = self.engine.run(inputs)
+            try:
+                results = self.engine.run(inputs)
+            except Exception as error:  # noqa: BLE001  (raised again)
+                raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def inputs_of(self, call: BoundCall) -> list[torch.Tensor]:
+        """The tensors of a call as the program takes them."""
+        return self._normalised(self._interface.layout.tensors_of(call))
+
+    def _normalised(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        normalise, specs = self.wrapped.normalise, self._interface.layout.specs
+        return [normalise(tensor, spec.path) for tensor, spec in zip(given, specs, strict=True)]
 
     def _device_changes(self) -> None:
         """What the device holds is newer than what the host has from here on, however the call ends.
@@ -327,12 +348,17 @@ class Session:
     def _count_towards_native(self, after: int) -> None:
         """After as many calls as the program itself fixes, compile it to native code.
 
+        Calls before a checkpoint count as well, by the position of random numbers that was restored from it. So a
+        program that is resumed runs the code that it would have run otherwise, and goes on with the same bits.
         A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
         """
+        loop = self.executable.code.loop
+        resumed = self.engine.random.position // (loop.device_iterations * loop.gradient_accumulation)
+        earlier = max(self._calls, resumed)
         self._calls += 1
-        if self._calls <= after:
+        if earlier < after:
             return
-        logger.info("Compiling the program to native code after %d calls", self._calls - 1)
+        logger.info("Compiling the program to native code after %d calls", earlier)
         try:
             with Progress(self.wrapped.options, 0) as progress:
                 self._use_native_code(progress)
@@ -345,7 +371,8 @@ class Session:
 
     def _use_native_code(self, progress: Progress) -> None:
         executable = self.executable
-        self.install(native_code(executable.device, executable.code, self.store, progress))
+        with self.engine.trace.span(SpanKind.COMPILE, label="native code"):
+            self.install(native_code(executable.device, executable.code, self.store, progress))
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -453,7 +480,8 @@ def _compiled(
     if options.connection_type == ConnectionType.Always:
         target.attach(device.ipus_per_replica)
     progress.begin("code")
-    executable = Executable(device, build_host(device, dump))
+    with trace.span(SpanKind.COMPILE, label="host code"):
+        executable = Executable(device, build_host(device, dump))
     backend.debug("Finished Poplar compilation")
     wrapped.weights.check_updatable_buffers()
     if stored is not None:

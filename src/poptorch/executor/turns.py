@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from poptorch.runtime.workers import thread_served
+from poptorch.runtime.workers import LAST_WORK_S, stop_pools, thread_served
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +37,9 @@ class _Place(_Lock):
         return bool(self._is_owned())
 
 
+_queues: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
 class Turns:
     """The queue of one executor.
 
@@ -48,6 +54,7 @@ class Turns:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._reset()
+        _queues.add(self)
 
     def _reset(self) -> None:
         self._process = os.getpid()
@@ -63,6 +70,24 @@ class Turns:
             return True
         served = thread_served()  # a thread that is waiting for us, so it has not left its place
         return served != threading.get_ident() and served == current.thread
+
+    def close(self) -> Callable[[float], None] | None:
+        """Let no more callers in, for ever. Returns how to wait for one that is inside, if there is one."""
+        if self._process != os.getpid() or self.is_mine():
+            return None
+        place = _Place()
+        place.acquire()
+        with self._guard:
+            before, self._last = self._last, place
+        place.before = before
+        if before is None or not before.taken:
+            return None
+
+        def wait(seconds: float) -> None:
+            if before.acquire(timeout=max(0.0, seconds)):
+                before.release()
+
+        return wait
 
     def take(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function when it is this caller's turn."""
@@ -100,6 +125,29 @@ class Turns:
         self._current = place
         place.passed = True
         place.before = None  # or each place would keep all earlier ones alive
+
+
+_ARRIVAL_S = 0.05
+"""How long the end of the program gives a thread that has left a call to come to the next one, where it stays."""
+
+
+def _end_calls() -> None:
+    """At exit: daemon threads that still train come to a halt between two calls.
+
+    The interpreter ends threads the moment they ask for its lock. One that is inside of an operation of torch then
+    aborts the process.
+    """
+    end = time.monotonic() + LAST_WORK_S
+    waits = [wait for wait in [queue.close() for queue in list(_queues)] if wait is not None]
+    if not waits:
+        return
+    stop_pools()
+    for wait in waits:
+        wait(end - time.monotonic())
+    time.sleep(_ARRIVAL_S)
+
+
+atexit.register(_end_calls)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

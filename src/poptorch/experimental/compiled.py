@@ -79,7 +79,7 @@ class CompiledCode:
         if stored is not None:
             stored.check_version()
             stored.check_custom_ops()
-        check_options(options, training=False)
+        check_options(options)
         with torch.inference_mode(False):
             self.session = Session.compile(wrapped, call, stored)
         self._written = self.session.executable.device.interface.written_inputs

@@ -15,6 +15,7 @@ from poptorch.capture.structure import unflatten
 from poptorch.capture.tracer import record
 from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
+from poptorch.executor.tracebacks import folding
 from poptorch.experimental.arguments import Arguments
 from poptorch.experimental.compiled import (
     CompiledCode,
@@ -92,6 +93,7 @@ class CapturedFunction:
         self._carried: dict[str, torch.Tensor] = {}
         """What an earlier program left on the device."""
 
+    @folding
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile for arguments like these.
 
@@ -114,6 +116,7 @@ class CapturedFunction:
             raise createPoptorchError("The function has not been compiled: call it, or its compile(), first.")
         return self._code.session.program
 
+    @folding
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments; the first call compiles it."""
         if ambient.current() is not None:

@@ -12,12 +12,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 
-from poptorch.capture.recorder import is_tracked
 from poptorch.capture.state import StateEntry, collect_state
 from poptorch.capture.structure import ConstantLeaf, Structure, flatten, walk
 from poptorch.errors import createPoptorchError
 from poptorch.experimental.arguments import Arguments
 from poptorch.experimental.optimizers import NewState, Optimizers, StateSlot
+from poptorch.ops.recorded import is_recorded
 
 OPTIMIZER_STATE = "optimizer state"
 """The name of the module that holds the state of optimizers."""
@@ -137,5 +137,5 @@ def check_results(structure: Structure) -> None:
 def warn_of_host_tensors(results: Sequence[torch.Tensor]) -> None:
     """Tell of results that were never on the device: they are constants."""
     for tensor in results:
-        if not is_tracked(tensor):
+        if not is_recorded(tensor):
             warnings.warn(f"Output expected to be on the IPU but is on {tensor.device.type}", UserWarning, stacklevel=2)

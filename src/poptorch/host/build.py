@@ -188,6 +188,6 @@ def _check_values_exist(program: Program) -> None:
 def updates_every_time(device: DeviceProgram, alone: bool) -> bool:
     """Whether each micro-batch is followed by an update of whole weights with exactly its gradients."""
     update = device.update
-    if update is None or not alone or device.loop.micro_batches_per_update > 1:
+    if update is None or not alone or device.loop.all_micro_batches_per_update > 1:
         return False
     return not update.shards and not update.accumulators and not device.watch.elements

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
+from poptorch.ops.recorded import is_recorded
 
 _EXTRA = "ops.tensor_ids"
 
@@ -31,7 +31,4 @@ def getIpuTensorId(t: torch.Tensor) -> int:
 
 
 def _is_captured(tensor: torch.Tensor) -> bool:
-    if isinstance(tensor, FakeTensor):
-        return True
-    mode = get_proxy_mode()
-    return mode is not None and has_proxy_slot(tensor, mode.tracer)
+    return isinstance(tensor, FakeTensor) or is_recorded(tensor)

@@ -350,7 +350,7 @@ _DISTRIBUTED = (
         doc="""Take the number of processes and the ID of this one from two environment variables, now; those
         that are not set count as 1 and 0.""",
         effect="host",
-        effect_note="data loaders divide their data; training over several processes is refused, it comes later.",
+        effect_note="data loaders divide their data, and training sums gradients over all processes.",
         example='"MY_WORLD_SIZE", "MY_RANK"',
         stored="1",
     ),
@@ -362,7 +362,7 @@ _DISTRIBUTED = (
         apply=do.configure_process_id,
         doc="Say which of how many processes this is.",
         effect="host",
-        effect_note="data loaders divide their data; training over several processes is refused, it comes later.",
+        effect_note="data loaders divide their data, and training sums gradients over all processes.",
         example="1, 4",
         stored="4",
         refusals=(Refusal(("1", 4), AssertionError, _TYPE), Refusal((1, 4.0), AssertionError, _TYPE)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poptorch import environment
+from poptorch import launchers
 from poptorch.options.containers import OptionContainer
 from poptorch.options.passthrough import _PopartOptions
 from poptorch.options.setters import (
@@ -53,13 +53,13 @@ class TensorLocationSettings(TensorLocationSettingsSetters, OptionContainer):
 
 
 class _DistributedOptions(DistributedSetters, OptionContainer):
-    """Which of how many processes this one is. Read from the environment of MPI launchers at construction."""
+    """Which of how many processes this one is. Read from the environment of launchers at construction."""
 
     _declared = keys_of("Distributed")
 
     def __init__(self) -> None:
         super().__init__()
-        self.setEnvVarNames(environment.WORLD_SIZE, environment.WORLD_RANK)
+        self.configureProcessId(*launchers.layout())
 
     @property
     def processId(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from poptorch._logging import warn_once
-from poptorch.errors import createPoptorchError
 from poptorch.options.rows import ABSENT, Key, Option
 from poptorch.options.table import OPTIONS
 
@@ -35,13 +34,3 @@ def _is_set(options: Any, row: Option, key: Key) -> bool:
 
 def _value(options: Any, name: str) -> Any:
     return getattr(options, name) if options.exists(name) else ABSENT
-
-
-def refuse_distributed_training(options: Any) -> None:
-    """Weights of several processes would drift apart without a word: gradients are not reduced between them yet."""
-    processes = options.Distributed.numProcesses
-    if processes > 1:
-        raise createPoptorchError(
-            f"Training over {processes} processes is not possible yet: gradients are reduced inside one process only. "
-            "Call options.Distributed.disable() to train in each process on its own, or use replicationFactor."
-        )

@@ -1,21 +1,26 @@
-"""Channels: named series of timed spans, kept in memory while ``PVTI_OPTIONS`` enables them."""
+"""Channels: named series of timed spans, written to a trace while ``PVTI_OPTIONS`` enables them."""
 
 from __future__ import annotations
 
 import functools
-import json
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from poptorch import environment
-from poptorch.errors import createPoptorchError
+from poptorch.profiling.requests import trace_request
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace, TraceSpan
+from poptorch.profiling.trace_file import Event, TraceFile
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KEPT = 1 << 16
+"""How many records of a channel stay in memory."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Record:
 class Channel:
     """A named source of trace points; its methods do nothing unless ``PVTI_OPTIONS`` enables profiling.
 
-    Channels with the same name share their records.
+    Channels with the same name share their records. The latest ones can be read; all of them are in the trace file.
 
     >>> channel = Channel("my program")
     >>> with channel.tracepoint("load"):
@@ -40,13 +45,13 @@ class Channel:
     0
     """
 
-    _shared: ClassVar[dict[str, list[Record]]] = {}
+    _shared: ClassVar[dict[str, deque[Record]]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, name: str) -> None:
         self.name = name
         with Channel._lock:
-            self._records = Channel._shared.setdefault(name, [])
+            self._records = Channel._shared.setdefault(name, deque(maxlen=_KEPT))
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -63,32 +68,52 @@ class Channel:
         try:
             yield
         finally:
-            span = Record(f"{self.name}.{name}", threading.get_ident(), start, time.perf_counter_ns())
-            self._records.append(span)
+            self._keep(Record(f"{self.name}.{name}", threading.get_ident(), start, time.perf_counter_ns()))
 
     def trace(self) -> Trace:
         """A trace whose spans become records of this channel, if ``PVTI_OPTIONS`` enables profiling."""
         return _ChannelTrace(self) if enabled else NO_TRACE
 
-    def keep(self, name: str, start: float, end: float) -> None:
-        """Take a span that was timed already, in seconds of ``time.perf_counter``."""
-        thread = threading.get_ident()
-        self._records.append(Record(f"{self.name}.{name}", thread, round(start * 1e9), round(end * 1e9)))
+    def keep(self, span: TraceSpan) -> None:
+        """Take a span that was timed already."""
+        kind = span.kind
+        thread = span.thread or threading.get_ident()
+        record = Record(
+            f"{self.name}.{span.label or kind.value}", thread, round(span.start * 1e9), round(span.end * 1e9)
+        )
+        about = {"part": span.part, "micro_batch": span.micro, "replica": span.replica, "worker": span.worker}
+        self._keep(record, about if kind not in _PLAIN else {}, overlaps=kind in (SpanKind.INPUT, SpanKind.OUTPUT))
+
+    def _keep(self, record: Record, details: Mapping[str, int] = {}, *, overlaps: bool = False) -> None:
+        self._records.append(record)
+        if trace_file is not None:
+            trace_file.add(
+                Event(record.name, self.name, record.thread, record.start_ns, record.end_ns, details, overlaps)
+            )
 
     def instrument(self, obj: T, *methods: str) -> T:
         """Time every call of the named methods of ``obj``; returns ``obj``."""
         if enabled:
             for method in methods:
-                setattr(obj, method, self._timed(getattr(obj, method), method))
+                setattr(obj, method, self.timed(getattr(obj, method), method))
         return obj
 
-    def _timed(self, function: Any, name: str) -> Any:
+    def timed(self, function: F, name: str) -> F:
+        """A function whose calls are timed under this name."""
+
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.tracepoint(name):
                 return function(*args, **kwargs)
 
-        return timed
+        return cast(F, timed)
+
+
+_PLAIN = frozenset({
+    SpanKind.PASS, SpanKind.COMPILE, SpanKind.EXCHANGE, SpanKind.UPDATE, SpanKind.WEIGHTS_TO_DEVICE,
+    SpanKind.WEIGHTS_TO_HOST,
+})  # fmt: skip
+"""What belongs to no part and no micro-batch."""
 
 
 class _ChannelTrace(Trace):
@@ -99,39 +124,28 @@ class _ChannelTrace(Trace):
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
+    @contextmanager
+    def _timed(self, kind: SpanKind, *about: Any) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(TraceSpan(kind, start, time.perf_counter(), *about))
+
     def span(
         self, kind: SpanKind, part: int = 0, micro: int = 0, replica: int = 0, worker: int = 0, label: str = ""
     ) -> AbstractContextManager[None]:
         """Time the enclosed code."""
-        return self._channel.tracepoint(label or kind.value)
+        return self._timed(kind, part, micro, replica, worker, label)
 
     def add(self, span: TraceSpan) -> None:
         """Keep a span."""
-        self._channel.keep(span.label or span.kind.value, span.start, span.end)
+        self._channel.keep(span)
 
 
-def is_requested(options: str | None) -> bool:
-    """Whether the text of ``PVTI_OPTIONS`` asks for profiling.
-
-    >>> is_requested('{"enable":"true"}')
-    True
-    >>> is_requested(None)
-    False
-    """
-    if not options:
-        return False
-    try:
-        parsed = json.loads(options)
-    except json.JSONDecodeError as error:
-        raise createPoptorchError(_malformed(options, str(error))) from None
-    if not isinstance(parsed, dict):
-        raise createPoptorchError(_malformed(options, "it is not an object"))
-    return str(parsed.get("enable", "false")).lower() == "true"
-
-
-def _malformed(options: str, reason: str) -> str:
-    return f'PVTI_OPTIONS must be a JSON object such as {{"enable":"true"}}; {options!r} is none: {reason}'
-
-
-enabled = is_requested(environment.PVTI_OPTIONS.read())
+request = trace_request(environment.PVTI_OPTIONS.read())
+enabled = request.enabled
 """Whether channels record; decided when the package is imported."""
+
+trace_file: TraceFile | None = TraceFile(request.directory) if enabled else None
+"""Where the spans of all channels go."""

@@ -20,6 +20,9 @@ class SpanKind(enum.Enum):
     PASS = "pass"
     """A pass of the compiler over the program."""
 
+    COMPILE = "compile"
+    """Another part of a compilation: capture, code for the host, native code."""
+
     INPUT = "input"
     """The inputs of a micro-batch come to the device."""
 
@@ -66,6 +69,9 @@ class TraceSpan:
     worker: int = 0
     label: str = ""
     """For people: the name of a pass, the parameter of an update."""
+
+    thread: int = 0
+    """The thread (``threading.get_ident``) on which it ran, where that is another one than the one that tells."""
 
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()

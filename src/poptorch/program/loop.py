@@ -62,9 +62,14 @@ class Loop:
         return self.first_replica + replica
 
     @property
+    def replicas_of_job(self) -> int:
+        """The replicas of all processes."""
+        return self.all_replicas or self.replicas
+
+    @property
     def all_micro_batches_per_update(self) -> int:
         """Micro-batches that an update combines, those of other processes included."""
-        return self.gradient_accumulation * (self.all_replicas or self.replicas)
+        return self.gradient_accumulation * self.replicas_of_job
 
     @property
     def micro_batches_per_update(self) -> int:

@@ -58,7 +58,10 @@ class UpdateProgram:
     """Whether gradients are averaged as they come, instead of summed."""
 
     shards: tuple[UpdateShard, ...] = ()
-    """The update in parts, where replicas own shards of the optimizer's state."""
+    """The update in parts, where replicas own shards of the optimizer's state: those of this process."""
+
+    held: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The elements whose state this process holds, of parameters whose state is divided among processes."""
 
     @property
     def names(self) -> list[str]:

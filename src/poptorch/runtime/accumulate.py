@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -112,22 +113,31 @@ class GroupedAccumulator:
     def __init__(self, executable: Executable, names: Sequence[str]) -> None:
         self._names = list(names)
         self._groups = executable.device.settings.groups
-        steps = executable.code.loop.gradient_accumulation
+        self._loop = loop = executable.code.loop
         self._running = executable.update is not None and executable.update.running_mean
         self._common = GradientAccumulator(executable, [n for n in names if n not in self._groups])
-        self._rows = {
-            (name, row): GradientAccumulator(executable, [name], steps * grouping.members)
+        self._members = {
+            name: Counter(self._group_of(name, replica) for replica in range(loop.replicas))
             for name in names
-            if (grouping := self._groups.get(name)) is not None
-            for row in range(grouping.count)
+            if name in self._groups
         }
+        """How many replicas of this process belong to each group."""
+
+        self._rows = {
+            (name, row): GradientAccumulator(executable, [name], loop.gradient_accumulation * members)
+            for name, rows in self._members.items()
+            for row, members in rows.items()
+        }
+
+    def _group_of(self, name: str, replica: int) -> int:
+        return self._groups[name].group_of(self._loop.global_replica(replica))
 
     def add(self, gradients: Sequence[Gradient], replica: int, at_once: bool = True) -> None:
         """Take the gradients of one micro-batch on one replica."""
         common: list[Gradient] = []
         for name, gradient in zip(self._names, gradients, strict=True):
             if name in self._groups:
-                self._rows[name, self._groups[name].group_of(replica)].add([gradient], at_once=at_once)
+                self._rows[name, self._group_of(name, replica)].add([gradient], at_once=at_once)
             else:
                 common.append(gradient)
         if common:
@@ -144,12 +154,14 @@ class GroupedAccumulator:
 
     def take(self) -> dict[str, torch.Tensor]:
         """The combined gradients by parameter name, with one row for each group where there are groups."""
-        result = self._common.take() if len(self._names) > len({name for name, _ in self._rows}) else {}
-        for name in self._names:
-            grouping = self._groups.get(name)
-            if grouping is not None:
-                rows = torch.stack([self._rows[name, row].take()[name] for row in range(grouping.count)])
-                result[name] = rows * (grouping.members / grouping.replicas) if self._running else rows
+        result = self._common.take() if len(self._names) > len(self._members) else {}
+        for name, rows in self._members.items():
+            taken = {row: self._rows[name, row].take()[name] for row in rows}
+            if self._running:
+                taken = {row: value * (rows[row] / self._loop.replicas) for row, value in taken.items()}
+            # Groups of which no replica is in this process get their gradients from others.
+            other = torch.zeros_like(next(iter(taken.values())))
+            result[name] = torch.stack([taken.get(row, other) for row in range(self._groups[name].count)])
         return result
 
     def reset(self) -> None:

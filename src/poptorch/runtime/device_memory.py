@@ -20,7 +20,7 @@ class DeviceMemory:
         self._parameter_names = [p.name for p in program.ports_of(Role.PARAMETER)]
         self._buffer_names = [p.name for p in program.ports_of(Role.BUFFER)]
         self._types = {p.name: p.dtype for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
-        self._replicas = executable.device.loop.replicas
+        self._loop = executable.device.loop
         self._private_buffers = settings.private_buffers
         self._groups = settings.groups
         self.constants = [program.constants[p.name] for p in program.ports_of(Role.CONSTANT)]
@@ -56,9 +56,9 @@ class DeviceMemory:
 
         self.weights = Weights(device_copy(name) for name in self._parameter_names)
         self.parameters = dict(zip(self._parameter_names, self.weights, strict=True))
-        copies = self._replicas if self._private_buffers else 1
+        copies = self._loop.replicas if self._private_buffers else 1
         private = [[device_copy(name) for name in self._buffer_names] for _ in range(copies)]
-        self.buffers = private if copies > 1 else private * self._replicas
+        self.buffers = private if copies > 1 else private * self._loop.replicas
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite all weights and buffers; every replica gets the same values."""
@@ -91,9 +91,9 @@ class DeviceMemory:
         self.changed()
 
     def replica_parameter(self, replica: int, name: str) -> torch.Tensor:
-        """A parameter as one replica sees it: its own row, where replicas have values of their own."""
+        """A parameter as one replica of this process sees it: its own row, where replicas have values of their own."""
         grouping, whole = self._groups.get(name), self.parameters[name]
-        return whole if grouping is None else whole[grouping.group_of(replica)]
+        return whole if grouping is None else whole[grouping.group_of(self._loop.global_replica(replica))]
 
     def replica_buffer(self, replica: int, name: str) -> torch.Tensor:
         """A buffer of one replica."""

@@ -11,7 +11,7 @@ import torch
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.profiling.trace import NO_TRACE, Trace
-from poptorch.program.anchors import Anchor
+from poptorch.program.anchors import Anchor, Held
 from poptorch.program.loop import MicroBatch
 from poptorch.program.program import Role
 from poptorch.program.update import State
@@ -19,6 +19,7 @@ from poptorch.runtime.call import Call, Gradients, input_blocks, synthetic_input
 from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, LocalExchange
+from poptorch.runtime.faults import faults_of
 from poptorch.runtime.heap import keep_freed_memory
 from poptorch.runtime.loss_scale import LossScale
 from poptorch.runtime.parallel import ParallelRunner
@@ -56,6 +57,7 @@ class Engine:
 
         if self.parallel is not None:
             self.memory.on_change(self.parallel.weights_changed)
+        self._faults = faults_of(executable)
         self._simple = self._is_simple()
 
     def _is_simple(self) -> bool:
@@ -63,7 +65,7 @@ class Engine:
         loop, settings = self.executable.code.loop, self.executable.device.settings
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
         plain = not settings.training and not settings.anchors and not settings.synthetic_data
-        return once and plain and self.parallel is None
+        return once and plain and self.parallel is None and self._faults is None
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -148,8 +150,8 @@ class Engine:
         self._execute(self._call(inputs, results, anchors), silent=settings.synthetic_data != 0)
         if self.executable.update is None:
             for iteration in range(loop.device_iterations):
-                self._anchor_parameters(iteration, anchors, updated=False)
-                self._anchor_parameters(iteration, anchors, updated=True)
+                self._anchor_held(iteration, anchors, updated=False)
+                self._anchor_held(iteration, anchors, updated=True)
         self.random.position = first + loop.device_iterations * loop.gradient_accumulation
         self.anchored = {anchor.short_name: stream.take() for anchor, stream in anchors.items()}
         return [stream.take() for stream in results]
@@ -164,13 +166,13 @@ class Engine:
 
         def updated() -> None:
             nonlocal updates
-            self._anchor_parameters(updates, anchors, updated=True)
+            self._anchor_held(updates, anchors, updated=True)
             updates += 1
             random.position = first + updates * loop.gradient_accumulation  # a call that fails now has come so far
 
         def update(gradients: Gradients) -> None:
             random.position = first + (updates + 1) * loop.gradient_accumulation
-            self._anchor_parameters(updates, anchors, updated=False)
+            self._anchor_held(updates, anchors, updated=False)
             self.updater.apply(self.executable.code, gradients, random.of_update(), self.exchange, self.trace)
             updated()
 
@@ -179,7 +181,7 @@ class Engine:
             random=lambda micro_batch: random.of_group(first + loop.position(micro_batch), micro_batch.replica),
             loss_scale=self.scale.current,
             results=results,
-            anchors=[stream for anchor, stream in anchors.items() if anchor.parameter is None],
+            anchors=[stream for anchor, stream in anchors.items() if anchor.held is None],
             counts=self.scale.tally,
             update=update if self.executable.update is not None else None,
             updated=updated,
@@ -189,25 +191,37 @@ class Engine:
     def _execute(self, call: Call, silent: bool) -> None:
         """Run a call and keep its times; ``silent``: nothing moves between host and device."""
         loop, counters = self.executable.code.loop, self.counters
+        faults = None if self._faults is None else self._faults.next_call()
         if self.parallel is not None:
-            self.parallel.run(call).store(counters)
+            self.parallel.run(call, faults).store(counters)
         else:
+            if faults is not None:
+                call = faults.before_groups(call)
             joined = self.executable.code.step is not None and self.scale.scaler is None and self.exchange.is_local
             times = self.sequential.run(call, self.updater.step_arguments() if joined else None)
             store_times(times, loop, counters)
         if silent:
             counters.input, counters.input_complete, counters.output, counters.output_complete = [], [], [], []
 
-    def _anchor_parameters(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
-        """Anchored weights: the micro-batches of the last accumulation step see them updated, the others do not."""
+    def _anchor_held(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
+        """Anchored weights and state: the micro-batches of the last accumulation step see them updated, others not."""
         loop = self.executable.code.loop
         last = loop.gradient_accumulation - 1
         for anchor, stream in anchors.items():
-            if anchor.parameter is None:
+            if anchor.held is None:
                 continue
+            value = self._held(anchor)
             for step in (last,) if updated else range(last):
                 for replica in range(loop.replicas):
-                    stream.put(MicroBatch(iteration, step, replica), self.memory.copy_of(anchor.parameter))
+                    stream.put(MicroBatch(iteration, step, replica), value)
+
+    def _held(self, anchor: Anchor) -> torch.Tensor:
+        """A copy of what the device has of something between two updates."""
+        if anchor.held is Held.WEIGHT:
+            return self.memory.copy_of(anchor.name)
+        if anchor.held is Held.STATE:
+            return self.updater.state_tensor(anchor.name).clone(memory_format=torch.contiguous_format)
+        return self.updater.scalar(anchor.name).float()
 
     def schedule(self) -> tuple[list[Tick], list[Span]]:
         """The ideal schedule of one accumulation round, and what ran in the latest one."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 Gradients = Mapping[str, torch.Tensor]
+Ranges = Mapping[str, tuple[int, int]]
 
 
 class GradientExchange(Protocol):
@@ -22,6 +23,12 @@ class GradientExchange(Protocol):
 
     def sum_counts(self, count: int) -> int:
         """The sum of a number over all processes."""
+
+    def scatter(self, gradients: Gradients, held: Ranges) -> Gradients:
+        """As :meth:`reduce`, but of the parameters in ``held`` only the elements of this process, in one dimension."""
+
+    def gather(self, tensors: Gradients, held: Ranges) -> None:
+        """Complete tensors, in place, of which each process has only the elements in ``held``."""
 
 
 class LocalExchange:
@@ -41,3 +48,10 @@ class LocalExchange:
     def sum_counts(self, count: int) -> int:
         """The same number."""
         return count
+
+    def scatter(self, gradients: Gradients, held: Ranges) -> Gradients:
+        """The elements that are held here."""
+        return {n: g.reshape(-1)[slice(*held[n])] if n in held else g for n, g in gradients.items()}
+
+    def gather(self, tensors: Gradients, held: Ranges) -> None:
+        """Nothing: one process holds everything."""

@@ -47,11 +47,11 @@ def _arguments(
     for names, state in zip(whole.parameters, states, strict=True):
         mine = [name for name in names if name in shard.ranges]
         own_parameters.append([_slice(parameters[name], shard.ranges[name]) for name in mine])
-        own_gradients.append([_slice(gradients[name], shard.ranges[name]) for name in mine])
+        own_gradients.append([_slice(gradients[name], _within(whole, shard, name)) for name in mine])
         own: State = {}
         for key, tensors in state.items():
             by_name = dict(zip(names, tensors, strict=True))
-            own[key] = [_state_slice(by_name[name], parameters[name], shard, name) for name in mine]
+            own[key] = [_state_slice(by_name[name], whole, shard, name, parameters[name].shape) for name in mine]
         own_states.append(own)
     return own_parameters, own_gradients, own_states
 
@@ -60,9 +60,18 @@ def _slice(tensor: torch.Tensor, bounds: tuple[int, int]) -> torch.Tensor:
     return tensor.reshape(-1)[bounds[0] : bounds[1]] if tensor.dim() else tensor
 
 
-def _state_slice(state: torch.Tensor, parameter: torch.Tensor, shard: UpdateShard, name: str) -> torch.Tensor:
+def _within(whole: UpdateProgram, shard: UpdateShard, name: str) -> tuple[int, int]:
+    """Where the elements of a shard are among those that this process holds."""
     start, stop = shard.ranges[name]
-    if state.shape == parameter.shape and state.dim():
+    first, _ = whole.held.get(name, (0, 0))
+    return start - first, stop - first
+
+
+def _state_slice(
+    state: torch.Tensor, whole: UpdateProgram, shard: UpdateShard, name: str, shape: torch.Size
+) -> torch.Tensor:
+    start, stop = _within(whole, shard, name)
+    if state.dim() and (name in whole.held or state.shape == shape):
         return state.view(-1)[start:stop]
     # A number for the whole tensor, such as a step count: the first owner's is the one that counts.
     return state if start == 0 else state.clone()

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from poptorch.compiler.passes.stages import StageProgram
 from poptorch.devices.cores import CoreShare
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, HostStage
@@ -20,12 +21,14 @@ from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.call import Call
 from poptorch.runtime.device_memory import DeviceMemory
+from poptorch.runtime.failures import FailedJob, note_job
+from poptorch.runtime.faults import CallFaults
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
-from poptorch.runtime.workers import Rest, Span, run_tasks
+from poptorch.runtime.workers import Execute, Rest, Span, run_tasks
 from poptorch.schedule import Kind
 
 
@@ -85,22 +88,27 @@ class ParallelRunner:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call) -> Stamps:
+    def run(self, call: Call, faults: CallFaults | None = None) -> Stamps:
         """All device iterations. Whatever happens, nothing of this call stays."""
         share, stamps = CoreShare.of(self._width), Stamps(self._loop)
         self.rounds = []
         try:
             for iteration in range(self._rounds):
-                self._round(iteration, call, stamps, share)
+                self._round(iteration, call, stamps, share, faults)
         finally:
             self.gradients.reset()
         if call.trace.active:
             stamps.report(call.trace)
         return stamps
 
-    def _round(self, iteration: int, call: Call, stamps: Stamps, share: CoreShare) -> None:
+    def _round(
+        self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None
+    ) -> None:
         work = _Round(self, call, stamps, iteration)
-        spans = run_tasks(self.graph, work.execute, share, call.trace)
+        execute: Execute = work.execute
+        if faults is not None:
+            execute = faults.before_tasks(execute, partial(self.first_of, iteration))
+        spans = run_tasks(self.graph, execute, share, call.trace)
         self.rounds.append(spans)
         if call.trace.active:
             self._report(call.trace, spans, iteration)
@@ -114,10 +122,14 @@ class ParallelRunner:
             micro = self._loop.position(self.first_of(iteration, task))
             kind = SpanKind.STEP if self._device.plan.whole else _SPAN_KINDS[task.job.kind]
             part, replica = task.job.part, self._loop.global_replica(task.replica)
-            trace.add(TraceSpan(kind, start, span.released, part, micro, replica, span.worker))
+            at = part, micro, replica, span.worker
+            trace.add(TraceSpan(kind, start, span.released, *at, thread=span.thread))
             if span.end > span.released:
-                leftover = TraceSpan(SpanKind.LEFTOVER, span.released, span.end, part, micro, replica, span.worker)
-                trace.add(leftover)
+                trace.add(TraceSpan(SpanKind.LEFTOVER, span.released, span.end, *at, thread=span.thread))
+
+    def label_of(self, stage: StageProgram) -> str:
+        """For people: which pass of which part a stage is; empty for a model in one part."""
+        return "" if self._device.plan.whole else stage.label
 
     def first_of(self, iteration: int, task: Task) -> MicroBatch:
         """The first micro-batch of a task of round ``iteration``."""
@@ -188,15 +200,19 @@ class _Round:
         bound = self._runner.bound[task.stage]
         first = self._runner.first_of(self._iteration, task)
         call, d = self._call, bound.stage.description
-        outputs = bound.stage.code.run(
-            bound.parameters[task.replica],
-            bound.buffers[task.replica],
-            bound.constants,
-            # An iterator: the generated code is then the only owner of what nobody else needs.
-            self._inputs(task, first, bound.stage),
-            call.loss_scale if bound.uses_loss_scale else (),
-            call.random(first) if task.members > 1 else _StageRandom(call.random(first), d.slot),
-        )
+        try:
+            outputs = bound.stage.code.run(
+                bound.parameters[task.replica],
+                bound.buffers[task.replica],
+                bound.constants,
+                # An iterator: the generated code is then the only owner of what nobody else needs.
+                self._inputs(task, first, bound.stage),
+                call.loss_scale if bound.uses_loss_scale else (),
+                call.random(first) if task.members > 1 else _StageRandom(call.random(first), d.slot),
+            )
+        except Exception as error:
+            note_job(error, FailedJob(self._runner.members(first), self._runner.label_of(d)))
+            raise
         return self._distribute(task, first, bound, outputs)
 
     def _inputs(self, task: Task, first: MicroBatch, stage: HostStage) -> Iterator[torch.Tensor]:

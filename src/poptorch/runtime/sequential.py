@@ -16,6 +16,7 @@ from poptorch.program.program import Role
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.call import Call
 from poptorch.runtime.device_memory import DeviceMemory
+from poptorch.runtime.failures import FailedJob, note_job
 from poptorch.runtime.stamps import GroupTimes
 from poptorch.runtime.tasks import Task
 from poptorch.runtime.workers import Span
@@ -47,7 +48,12 @@ class SequentialRunner:
     def run_once(self, inputs: Sequence[torch.Tensor], random: object) -> tuple[torch.Tensor, ...]:
         """One micro-batch of an inference program that returns nothing but results."""
         memory = self._memory
-        return self._code.stages[0].code.run(memory.weights, memory.buffers[0], memory.constants, inputs, (), random)
+        run = self._code.stages[0].code.run
+        try:
+            return run(memory.weights, memory.buffers[0], memory.constants, inputs, (), random)
+        except Exception as error:
+            note_job(error, FailedJob((MicroBatch(0, 0, 0),)))
+            raise
 
     def run(self, call: Call, step_arguments: Sequence[torch.Tensor] | None) -> list[GroupTimes]:
         """All device iterations. With ``step_arguments``, weights are updated by the step itself."""
@@ -71,7 +77,11 @@ class SequentialRunner:
             asked = now()
             inputs = call.inputs(first)
             begun = now()
-            outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first))
+            try:
+                outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first))
+            except Exception as error:
+                note_job(error, FailedJob(members))
+                raise
             ended = now()
             self._deliver(call, members, outputs)
             self._times.append(GroupTimes(members, asked, begun, ended, now()))
@@ -95,7 +105,11 @@ class SequentialRunner:
             asked = now()
             inputs = call.inputs(first)
             begun = now()
-            outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), step_arguments)
+            try:
+                outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), step_arguments)
+            except Exception as error:
+                note_job(error, FailedJob((first,)))
+                raise
             ended = now()
             self._deliver(call, (first,), outputs)
             self._times.append(GroupTimes((first,), asked, begun, ended, now()))

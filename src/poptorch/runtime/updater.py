@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.profiling.trace import SpanKind, Trace
+from poptorch.program.anchors import SPECIFIC
 from poptorch.program.update import State, flat_arguments
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, Gradients
@@ -38,6 +39,19 @@ class Updater:
         self._state = states
         self.arrange(code)
 
+    def state_tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the state by its name (not copied)."""
+        assert self._update is not None
+        places = {tensor.name: place for place, tensor in enumerate(self._update.state)}
+        return flat_arguments((), (), self._state, ())[places[name]]
+
+    def scalar(self, name: str) -> torch.Tensor:
+        """A number that steers the update: of the first group that has it, or of the parameter that the name says."""
+        assert self._update is not None
+        scalar, specific, parameter = name.partition(SPECIFIC)
+        groups = zip(self._update.parameters, self._hyper_now(), strict=True)
+        return next(hyper[scalar] for members, hyper in groups if parameter in members or not specific)
+
     def arrange(self, code: HostCode) -> None:
         """Let weights and state lie in memory as the code wants them."""
         update, owned = self._update, {}
@@ -58,7 +72,7 @@ class Updater:
         assert update is not None
         if not exchange.is_local:
             with trace.span(SpanKind.EXCHANGE):
-                gradients = exchange.reduce(gradients)
+                gradients = exchange.scatter(gradients, update.held) if update.held else exchange.reduce(gradients)
         with trace.span(SpanKind.UPDATE):
             hyper = self._hyper_now()
             try:
@@ -71,7 +85,66 @@ class Updater:
                     code.update.run(random, *flat_arguments(weights, values, self._state, hyper))
             finally:
                 self._memory.changed()  # also if the update was interrupted after some of the weights
+            if update.held:
+                with trace.span(SpanKind.EXCHANGE):
+                    exchange.gather({name: parameters[name] for name in update.held}, update.held)
+                self._memory.changed()
             self._scale.advance(exchange)
+
+    # -- state that is divided among processes -------------------------------------------------------------------
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each process holds the state of some elements only."""
+        return self._update is not None and bool(self._update.held)
+
+    def held(self, name: str) -> torch.Tensor:
+        """A parameter, or the elements of it whose state this process holds."""
+        parameter = self._memory.parameters[name]
+        if self._update is None or name not in self._update.held:
+            return parameter
+        return parameter.reshape(-1)[slice(*self._update.held[name])]
+
+    def whole_state(self, exchange: GradientExchange | None) -> list[State]:
+        """The state in the shapes of the parameters. Without an exchange, elements of other processes are zero.
+
+        With one, all processes have to ask for it.
+        """
+        update = self._update
+        if update is None or not update.held:
+            return self._state
+        whole = [
+            self._each(names, state, self._widened) for names, state in zip(update.parameters, self._state, strict=True)
+        ]
+        if exchange is not None:
+            for names, state in zip(update.parameters, whole, strict=True):
+                for tensors in state.values():
+                    partial = {n: t for n, t in zip(names, tensors, strict=True) if n in update.held and t.dim()}
+                    exchange.gather(partial, update.held)
+        return whole
+
+    def keep_of(self, whole: list[State]) -> None:
+        """Take what belongs to this process of state in the shapes of the parameters."""
+        update = self._update
+        if update is None or not update.held:
+            return
+        for names, state, source in zip(update.parameters, self._state, whole, strict=True):
+            for key, tensors in state.items():
+                for name, own, given in zip(names, tensors, source[key], strict=True):
+                    if name in update.held and own.dim():
+                        own.copy_(given.reshape(-1)[slice(*update.held[name])])
+
+    @staticmethod
+    def _each(names: Sequence[str], state: State, change: Callable[[str, torch.Tensor], torch.Tensor]) -> State:
+        return {key: [change(n, t) for n, t in zip(names, tensors, strict=True)] for key, tensors in state.items()}
+
+    def _widened(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        update = self._update
+        if update is None or name not in update.held or not tensor.dim():
+            return tensor
+        whole = torch.zeros(self._memory.parameters[name].shape, dtype=tensor.dtype)
+        whole.view(-1)[slice(*update.held[name])] = tensor
+        return whole
 
     def _hyper_now(self) -> Sequence[Mapping[str, torch.Tensor]]:
         if self._scale.scaler is None:

@@ -27,7 +27,7 @@ Execute = Callable[[Task], Rest | None]
 """Runs a task; what it returns is done next, after the tasks that waited for this one were told."""
 
 
-_LAST_WORK_S = 2.0
+LAST_WORK_S = 2.0
 """How long the end of the program waits for tasks that are under way."""
 
 
@@ -41,6 +41,9 @@ class Span:
     end: float
     released: float
     """When its results were there for others; gradients are added after that."""
+
+    thread: int = 0
+    """The thread of the worker, as ``threading.get_ident`` has it; 0 if unknown."""
 
 
 @dataclass
@@ -103,7 +106,7 @@ class _Run:
         self._release(task, busy=rest is not None)
         leftovers = () if rest is None else rest()
         ended = released if rest is None else time.perf_counter()
-        self.spans.append(Span(task, worker, start, ended, released))
+        self.spans.append(Span(task, worker, start, ended, released, threading.get_ident()))
         self._done(leftovers)
 
     def _release(self, task: Task, busy: bool) -> None:
@@ -202,12 +205,17 @@ class WorkerPool:
         if interruption is not None:
             raise interruption
 
+    def stop(self) -> bool:
+        """Start no more tasks of the graph that runs now, if one does; returns whether one did."""
+        run = self._run
+        if run is not None:
+            run.stop(SystemExit())  # ends the thread that waits for it, without a word
+        return run is not None
+
     def finish(self, patience_s: float) -> None:
         """Start no more tasks, and wait for those under way."""
-        run = self._run
-        if run is None:
+        if not self.stop():
             return
-        run.stop()
         with self._wake:
             self._wake.wait_for(lambda: self._idle >= self.share.workers, patience_s)
 
@@ -255,10 +263,16 @@ _pools: dict[tuple[int, int], WorkerPool] = {}
 _pools_lock = threading.Lock()
 
 
+def stop_pools() -> None:
+    """At exit: threads that still wait for work that pools do shall not wait any longer."""
+    for pool in list(_pools.values()):
+        pool.stop()
+
+
 def _wait_for_pools() -> None:
     """At exit: a thread inside of an operation of torch would abort the process when the interpreter goes away."""
     for pool in list(_pools.values()):
-        pool.finish(_LAST_WORK_S)
+        pool.finish(LAST_WORK_S)
 
 
 atexit.register(_wait_for_pools)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,14 +49,6 @@ def traced_names(program: Program) -> list[str]:
     state = {p.name for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
     plain = {f"Gradient___{name}" for name in program.gradients}
     return [f"{TRACED}{name}" if name in state else name for name in value_names(program) if name not in plain]
-
-
-def updated_parameter(long_name: str, parameters: Iterable[str]) -> str | None:
-    """The parameter whose value after the update is asked for, if the name is of that kind."""
-    if not long_name.startswith(UPDATED):
-        return None
-    bare = long_name.removeprefix(UPDATED)
-    return next((p for p in parameters if bare in (p, f"{TRACED}{p}")), None)
 
 
 def anchor_values(program: Program, context: Context) -> str:

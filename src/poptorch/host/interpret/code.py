@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import math
 import re
@@ -26,6 +27,7 @@ from poptorch.host.interpret.half import (
     wide_constant,
 )
 from poptorch.host.interpret.in_place import Reuse
+from poptorch.host.interpret.lines import TABLE, LineTable, Watch
 from poptorch.host.interpret.stochastic import StochasticInPlace, stochastic_rounding
 from poptorch.host.interpret.update_in_backward import join_update
 from poptorch.ops.traits import traits_of
@@ -43,13 +45,17 @@ _GROUPS = {
 }
 
 
-def generate(program: Program) -> Code:
-    """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs`` for one micro-batch."""
+def generate(program: Program, watch: Watch | None = None) -> Code:
+    """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs`` for one micro-batch.
+
+    ``watch`` is told of every operation, right after it: for looking on, not for speed.
+    """
     placeholders = program.placeholders()
     # Weights that the program itself writes to have no copies that outlive the write.
     written = {port.name for port in program.mutated()}
     weights = {n: p.index for n, p in placeholders if p.role is Role.PARAMETER and p.name not in written}
-    writer = _Writer(program.graph_module, program.numerics, weights)
+    writer = _Writer(program.graph_module, program.numerics, weights, watch)
+    writer.table.ports = dict(placeholders)
     for role, group in _GROUPS.items():
         names = [writer.name(node) for node, port in placeholders if port.role is role]
         if names:
@@ -69,6 +75,7 @@ def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> C
     if step is None:
         return None
     writer = _Writer(step.graph_module, program.numerics)
+    writer.table.ports = dict(zip(step.ports, program.ports, strict=True))
     for role, group in _GROUPS.items():
         nodes = zip(step.ports, program.ports, strict=True)
         names = [writer.name(node) for node, port in nodes if port.role is role]
@@ -92,18 +99,26 @@ class _Writer:
     """Writes the lines of one function and collects the globals that they use."""
 
     def __init__(
-        self, graph_module: fx.GraphModule, numerics: Numerics, weights: dict[fx.Node, int] | None = None
+        self,
+        graph_module: fx.GraphModule,
+        numerics: Numerics,
+        weights: dict[fx.Node, int] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._module = graph_module
         self._numerics = numerics
         self._half = HalfPlan(graph_module.graph, numerics, weights)
-        self._reuse = Reuse(graph_module.graph) if numerics.plain else None
+        self._reuse = Reuse(graph_module.graph) if numerics.plain and watch is None else None
+        self._watch = watch
         self._wide: dict[fx.Node, str] = {}
         self._roundings = FIRST_ROUNDING_STREAM
         self._bindings = Bindings()
         self._globals: dict[str, Any] = {}
         self._callables: dict[int, str] = {}
         self._names: dict[fx.Node, str] = {}
+        self.table = LineTable(self._names)
+        """Which operation each line computes."""
+
         self._taken: set[str] = set(_GROUPS.values()) | {"random", "copies", "state"}
         self._lines: list[str] = []
 
@@ -133,8 +148,11 @@ class _Writer:
                 continue
             if self._half.spares(node):
                 continue
+            before = len(self._lines)
             self._operation(node)
             self._check(node)
+            self.table.note(node, range(before, len(self._lines)))
+            self._show(node)
             dead = [self._names[n] for n in last_use.get(node, ()) if n in self._names and n.op != "get_attr"]
             if not node.users:
                 dead.append(self.name(node))
@@ -250,6 +268,14 @@ class _Writer:
             operands = [a for a in node.args if isinstance(a, (fx.Node, float, int, list, tuple))]
             self.line(f"{function}({self.name(node)}, {self._value(tuple(operands))})")
 
+    def _show(self, node: fx.Node) -> None:
+        if self._watch is not None:
+            function = self._global(f"watch_{len(self._globals)}", functools.partial(self._watch, node))
+            known = [n for n in node.all_input_nodes if n in self._names]
+            operands = "".join(f"{self._names[n]}, " for n in known)
+            names = self._global(f"operands_{len(self._globals)}", tuple(known))
+            self.line(f"{function}({self.name(node)}, dict(zip({names}, ({operands}))))")
+
     def _global(self, name: str, value: Any) -> str:
         self._globals[name] = value
         return name
@@ -286,7 +312,7 @@ class _Writer:
 
     def finish(self, name: str, parameters: Sequence[str]) -> Code:
         source = "\n".join([f"def {name}({', '.join(parameters)}):", *self._lines]) + "\n"
-        namespace = dict(self._globals)
+        namespace = {**self._globals, TABLE: self.table}
         exec(compile(source, f"<poptorch {name}>", "exec"), namespace)  # our own text, never the user's
         return Code(namespace[name], source)
 

@@ -23,7 +23,7 @@ _BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.ACTIVATION, Kind.COPY})
 """Operations whose results depend on the operands at the same place alone, if the shapes say so."""
 
 
-def check_of(node: fx.Node) -> Callable[[Any, tuple[Any, ...]], None] | None:
+def check_of(node: fx.Node) -> Check | None:
     """A function of the node's result and operands that raises for an exception; ``None`` where none can occur."""
     traits = traits_of(node)
     if traits.compares_order:
@@ -33,8 +33,8 @@ def check_of(node: fx.Node) -> Callable[[Any, tuple[Any, ...]], None] | None:
     return _WriteCheck(node) if traits.is_in_place else _ResultCheck(node)
 
 
-class _Check:
-    """What is said about the operation when it fails."""
+class Check:
+    """Looks at the result and the operands of one operation, and knows what to say about it when it fails."""
 
     def __init__(self, node: fx.Node) -> None:
         info = info_of(node)
@@ -46,39 +46,46 @@ class _Check:
         source = f", from {info.source}" if info.source is not None else ""
         self._where = f"{traits.name!r} (%{self._value}){sweep.get(info.sweep, '')}{scope}{source}"
 
-    def fail(self, what: str) -> None:
+    def fault(self, result: Any, operands: tuple[Any, ...]) -> str | None:
+        """What is wrong; ``None``: nothing."""
+        raise NotImplementedError
+
+    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
+        what = self.fault(result, operands)
+        if what is None:
+            return
         raise createPoptorchError(
             f"Floating point exception: {what} in operation {self._where}. The values of this call are lost, the model "
             "can be called again. options.Precision.enableFloatingPointExceptions(False) lets such values through."
         )
 
 
-class _ComparisonCheck(_Check):
+class _ComparisonCheck(Check):
     """An order comparison with a NaN has no right answer."""
 
-    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
-        if _any_nan(operands):
-            self.fail("invalid operation (comparison with NaN)")
+    def fault(self, result: Any, operands: tuple[Any, ...]) -> str | None:
+        return "invalid operation (comparison with NaN)" if _any_nan(operands) else None
 
 
-class _ResultCheck(_Check):
+class _ResultCheck(Check):
     """New NaNs and new infinities. One that was there before hides none in other elements."""
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__(node)
         self._by_element = traits_of(node).kind in _BY_ELEMENT
 
-    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
+    def fault(self, result: Any, operands: tuple[Any, ...]) -> str | None:
         if self._divides and len(operands) > 1 and _any_inf(operands[1:2]):
-            self.fail("invalid operation (division by infinity)")
+            return "invalid operation (division by infinity)"
         if all(torch.isfinite(t).all() for t in _floats(result)):
-            return
+            return None
         nan, inf = self._within(torch.isnan, result, operands), self._within(torch.isinf, result, operands)
         if any(bool((torch.isnan(t) & ~nan).any()) for t in _floats(result)):
-            self.fail("invalid operation (the result is not a number)")
+            return "invalid operation (the result is not a number)"
         if any(bool((torch.isinf(t) & ~inf & ~nan).any()) for t in _floats(result)):
             zero = self._divides and (len(operands) < 2 or _any_zero(operands[1:2]))
-            self.fail("division by zero" if zero else "overflow")
+            return "division by zero" if zero else "overflow"
+        return None
 
     def _within(self, test: Callable[[torch.Tensor], torch.Tensor], result: Any, operands: Any) -> torch.Tensor:
         """Which elements of the result have such an operand; for operations that mix elements, all or none."""
@@ -88,7 +95,7 @@ class _ResultCheck(_Check):
         return torch.tensor(any(bool(it.any()) for it in found))
 
 
-class _WriteCheck(_Check):
+class _WriteCheck(Check):
     """After an operation in place the operands of before are gone: what was written must be ordinary numbers."""
 
     def __init__(self, node: fx.Node) -> None:
@@ -96,12 +103,11 @@ class _WriteCheck(_Check):
         arguments = node.target._schema.arguments  # type: ignore[union-attr]
         self._written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
 
-    def __call__(self, result: Any, operands: tuple[Any, ...]) -> None:
+    def fault(self, result: Any, operands: tuple[Any, ...]) -> str | None:
         written = [operands[i] for i in self._written if i < len(operands)]
         if _any_nan(written):
-            self.fail("invalid operation (the result is not a number)")
-        if _any_inf(written):
-            self.fail("overflow")
+            return "invalid operation (the result is not a number)"
+        return "overflow" if _any_inf(written) else None
 
 
 def _floats(value: Any) -> Iterator[torch.Tensor]:

@@ -1,0 +1,143 @@
+"""Operations on tensors of all instances, on the host.
+
+The instances that take part are those of the running ``execute_on_instances``, or all. Operations with a name are
+matched by it: several threads may have differently named ones under way, in a different order on each instance.
+Operations without a name are matched by their order.
+
+>>> import torch
+>>> allReduceSum(torch.ones(2))
+tensor([1., 1.])
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from popdist import backend, context
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["allGather", "allReduceSum", "broadcast"]
+
+
+def allReduceSum(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """Replace a tensor by its sum over the instances. The result has the same bits on each of them."""
+    if str(tensor.dtype) == "torch.bool":
+        raise TypeError("Truth values cannot be added: convert the tensor to a type for numbers first.")
+    if backend.participants() > 1:
+        parts = _gathered(tensor, name, "allReduceSum")
+        total = parts[0]
+        for part in parts[1:]:  # in the order of the instances, whatever came first
+            total = total + part
+        tensor.copy_(total)
+    return tensor
+
+
+def allGather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """The tensors of all instances, in their order, as one tensor with one more dimension in front.
+
+    >>> import torch
+    >>> allGather(torch.ones(2)).shape
+    torch.Size([1, 2])
+    """
+    import torch
+
+    if backend.participants() == 1:
+        return tensor.detach().clone()[None]
+    return torch.stack(_gathered(tensor, name, "allGather"))
+
+
+def broadcast(tensor: torch.Tensor, root: int = 0, name: str | None = None) -> torch.Tensor:
+    """Replace a tensor by that of instance ``root``."""
+    if backend.participants() > 1:
+        members = backend.group("popdist.collectives.broadcast").members
+        if root not in members:
+            raise ValueError(f"Instance {root} does not take part: {list(members)} do.")
+        tensor.copy_(_gathered(tensor, name, "broadcast")[members.index(root)])
+    elif root != context.getInstanceIndex():
+        raise ValueError(f"Instance {root} does not take part: only this one, {context.getInstanceIndex()}, does.")
+    return tensor
+
+
+def close() -> None:
+    """Give up the connections of named operations."""
+    with _named.lock:
+        _named.gloo = None
+        _named.uses.clear()
+
+
+def _gathered(tensor: torch.Tensor, name: str | None, operation: str) -> list[torch.Tensor]:
+    """The tensors of all instances that take part. They travel as bytes, so their type does not matter."""
+    import torch
+
+    group = backend.group(f"popdist.collectives.{operation}")
+    own = tensor.detach().to("cpu", copy=True).contiguous()
+    if own.numel() == 0:
+        return [own for _ in group.members]
+    content = own.reshape(-1).view(torch.uint8)
+    if name is None:
+        parts = group.gather(content)
+    else:
+        parts = _named.gather(content, f"{operation}:{name}", group.members)
+    return [part.view(own.dtype).reshape(own.shape) for part in parts]
+
+
+class _Named:
+    """Messages between each two instances, matched by a name."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.gloo: Any = None
+        self.uses: Counter[str] = Counter()
+
+    def gather(self, content: torch.Tensor, name: str, members: tuple[int, ...]) -> list[torch.Tensor]:
+        """The contents of all members under one name."""
+        import torch
+
+        with self.lock:
+            gloo = self.gloo = self.gloo or _connected()
+            use = f"{name} of {members}"
+            self.uses[use] += 1
+            tag = zlib.crc32(f"{use} {self.uses[use]}".encode()) & 0x3FFFFFFF
+        own = context.getInstanceIndex()
+        parts = {own: content}
+        pending = []
+        for other in members:
+            if other != own:
+                parts[other] = torch.empty_like(content)
+                pending += [gloo.send([content], other, tag), gloo.recv([parts[other]], other, tag)]
+        for work in pending:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise backend.popdist_error(
+                    f"The operation {name!r} has failed: {error}. All instances have to take part in it, with tensors "
+                    "of one size; has one of them died?"
+                ) from error
+        return [parts[member] for member in members]
+
+
+_named = _Named()
+
+
+def _connected() -> Any:
+    """Connections of their own: messages must not meet the operations that are matched by order."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from poptorch import environment
+    from poptorch.distributed import rendezvous
+
+    own, count = context.getInstanceIndex(), context.getNumInstances()
+    seconds = float(max(1, environment.DISTRIBUTED_TIMEOUT.read()))
+    store = rendezvous.find_store(own, count, seconds)
+    try:
+        keys = dist.PrefixStore("popdist", store)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(keys, own, count, timedelta(seconds=seconds))
+    finally:
+        rendezvous.forget_address()

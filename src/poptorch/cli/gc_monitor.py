@@ -1,0 +1,179 @@
+"""``gc-monitor``: the boards of the system, and the processes that use its IPUs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from poptorch._version import __version__
+from poptorch.cli.devices import owner_data
+from poptorch.devices.listing import Listed, devices
+from poptorch.devices.sharing import Owner
+from poptorch.devices.system import System, system
+from poptorch.errors import Error
+
+_CARD_COLUMNS = ("IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing")
+_PROCESS_COLUMNS = ("PID", "Command", "Time", "User", "ID", "Clock", "Temp", "Board temp", "Power")
+_LONGEST_COMMAND = 40
+_UNKNOWN = "N/A"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gc-monitor", description="Show the processes that use the virtual IPUs of this machine."
+    )
+    parser.add_argument("--no-card-info", action="store_true", help="without the table of boards")
+    parser.add_argument("--all-partitions", action="store_true", help="there is one partition, the whole system")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("-j", "--json", action="store_true", help="as JSON, a card for each board")
+    form.add_argument("--csv", action="store_true", help="a line for each IPU")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        machine = system()
+        singles = [] if machine is None else [device for device in devices(machine) if device.group.size == 1]
+    except Error as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    if chosen.json:
+        print(json.dumps({"cards": cards(singles)}, indent=1))
+    elif chosen.csv:
+        _print_csv(singles)
+    else:
+        if not chosen.no_card_info:
+            print(_card_table(machine, singles))
+        print(_process_tables(machine, singles))
+    return 0
+
+
+def cards(singles: Sequence[Listed]) -> list[dict[str, Any]]:
+    """One entry for each board, with its IPUs."""
+    found: dict[int, dict[str, Any]] = {}
+    for device in singles:
+        board = device.board
+        card = found.setdefault(
+            device.board_number, {"serial": device.serial, "type": board.kind, "bus": board.bus, "ipus": []}
+        )
+        owner = device.owners[0] if device.owners else None
+        card["ipus"].append(
+            {
+                "id": device.device_id,
+                "ipu": device.number_on_board,
+                "clock": f"{board.clock_mhz}MHz",
+                "state": device.state,
+                "owner": None if owner is None else owner_data(owner),
+            }
+        )
+    return list(found.values())
+
+
+def _print_csv(singles: Sequence[Listed]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(("id", "serial", "type", "ipu", "state", "pid", "command", "user", "since"))
+    for device in singles:
+        row = (device.device_id, device.serial, device.board.kind, device.number_on_board, device.state)
+        owner = device.owners[0] if device.owners else None
+        told = ("", "", "", "") if owner is None else (owner.pid, owner.command, owner.user or "", owner.since or "")
+        writer.writerow((*row, *told))
+
+
+def _card_table(machine: System | None, singles: Sequence[Listed]) -> str:
+    if machine is None:
+        return table("No partition: POPTORCH_SYSTEM=none", _CARD_COLUMNS, [])
+    boards: dict[int, list[tuple[str, ...]]] = {}
+    for device in singles:
+        rows = boards.setdefault(device.board_number, [])
+        names = ("", "", "", "", "") if rows else (device.serial, device.serial, __version__, __version__, _UNKNOWN)
+        kind = "" if rows else device.board.kind
+        rows.append((*names, kind, str(device.device_id), str(device.number_on_board), "DNC"))
+    title = f"{machine.name} [active] has {machine.ipus} reconfigurable IPUs"
+    return table(title, _CARD_COLUMNS, list(boards.values()))
+
+
+def _process_tables(machine: System | None, singles: Sequence[Listed]) -> str:
+    """One table for the processes that can be seen from here, one for those of other containers."""
+    name = "the system" if machine is None else f"partition {machine.name}"
+    here = [(device, owner) for device in singles for owner in device.owners if owner.pid]
+    elsewhere = [(device, owner) for device in singles for owner in device.owners if not owner.pid]
+    if not here and not elsewhere:
+        return table(f"No attached processes in {name}", (), [])
+    tables = []
+    if here:
+        tables.append(table(f"Attached processes in {name}", _PROCESS_COLUMNS, _by_board(here)))
+    if elsewhere:
+        title = f"Attached processes of other containers in {name}"
+        tables.append(table(title, _PROCESS_COLUMNS, _by_board(elsewhere)))
+    return "\n".join(tables)
+
+
+def _by_board(used: Sequence[tuple[Listed, Owner]]) -> list[list[tuple[str, ...]]]:
+    boards: dict[int, list[tuple[str, ...]]] = {}
+    for device, owner in used:
+        rows = boards.setdefault(device.board_number, [])
+        process = (str(owner.pid or _UNKNOWN), _short(owner.command), _age(owner), owner.user or _UNKNOWN)
+        of_board = ("", "") if rows else (_UNKNOWN, _UNKNOWN)
+        rows.append((*process, str(device.device_id), f"{device.board.clock_mhz}MHz", _UNKNOWN, *of_board))
+    return list(boards.values())
+
+
+def _short(command: str) -> str:
+    return command if len(command) <= _LONGEST_COMMAND else f"{command[: _LONGEST_COMMAND - 3]}..."
+
+
+def _age(owner: Owner) -> str:
+    return _UNKNOWN if owner.since is None else duration(time.time() - owner.since)
+
+
+def duration(seconds: float) -> str:
+    """How long something has lasted.
+
+    >>> duration(5), duration(65), duration(7260), duration(200000)
+    ('5s', '1m5s', '2h1m', '2d7h')
+    """
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60}m"
+    return f"{whole // 86400}d{whole // 3600 % 24}h"
+
+
+def table(title: str, columns: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]]) -> str:
+    """A table with a rule between blocks of rows.
+
+    >>> print(table("Title", ["a", "b"], [[["1", "2"]], [["3", "4"]]]))
+    +-------+
+    | Title |
+    +---+---+
+    | a | b |
+    +---+---+
+    | 1 | 2 |
+    +---+---+
+    | 3 | 4 |
+    +---+---+
+    """
+    rows = [columns, *(row for block in blocks for row in block)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))] or [0]
+    widths[-1] += max(0, len(title) - sum(widths) - 3 * (len(widths) - 1))
+    width = sum(widths) + 3 * (len(widths) - 1)
+    rule = f"+{'+'.join('-' * (each + 2) for each in widths)}+"
+    lines = [f"+{'-' * (width + 2)}+", f"| {title.center(width)} |", rule]
+    for block in [[columns], *blocks] if columns else []:
+        lines += [_line(row, widths) for row in block]
+        lines.append(rule)
+    return "\n".join(lines)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return f"| {' | '.join(text.ljust(width) for text, width in zip(row, widths, strict=True))} |"

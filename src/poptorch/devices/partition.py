@@ -1,0 +1,114 @@
+"""Which part of the machine's IPUs this process may use: a partition, or a part (GCD) of one.
+
+The first of these that applies counts:
+
+- ``IPUOF_CONFIG_PATH`` names a connection file;
+- ``IPUOF_VIPU_API_PARTITION_ID`` names a partition of this host, and ``IPUOF_VIPU_API_GCD_ID`` a part of it;
+- ``~/.ipuof.conf.d`` has the connection files of exactly one partition: creating it wrote them.
+
+Where a partition has several parts and nothing says which, process *i* of a job uses part *i*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poptorch import environment, launchers
+from poptorch._logging import warn_once
+from poptorch.errors import createPoptorchError
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process may use."""
+
+    partition: str
+    gcd: int
+    ipus: int
+    is_whole: bool
+    """Whether it is all of the partition."""
+
+    @property
+    def name(self) -> str:
+        """A name that only processes with the same part have."""
+        return self.partition if self.is_whole else f"{self.partition}.{self.gcd}"
+
+
+def visible() -> Part | None:
+    """The part of the machine's IPUs that this process may use; ``None`` for all."""
+    path = environment.IPUOF_CONFIG_PATH.read()
+    if path is not None:
+        return _part(_connection(Path(path)), Path(path).stem)
+    name = environment.IPUOF_PARTITION.read()
+    if name is not None:
+        return _registered(name)
+    found = [_connection(path) for path in sorted((Path.home() / ".ipuof.conf.d").glob("*.conf"))]
+    names = {str(connection["attributes"].get("Partition")) for connection in found}
+    if len(names) > 1:
+        warn_once(
+            ("partitions", *sorted(names)),
+            f"There are several partitions: {', '.join(sorted(names))}. Programs use all IPUs of the machine unless "
+            f"{environment.IPUOF_PARTITION.name} names one of them.",
+        )
+    return _chosen(found, names.pop()) if len(names) == 1 else None
+
+
+def _registered(name: str) -> Part | None:
+    path = registry_folder() / f"{name}.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        warn_once(
+            ("partition", name),
+            f"{environment.IPUOF_PARTITION.name} is {name!r}, but there is no such partition on this host (vipu list "
+            "partitions shows all). Programs use all IPUs of the machine.",
+        )
+        return None
+    return _chosen(stored["gcds"], name)
+
+
+def _chosen(connections: Sequence[dict[str, Any]], name: str) -> Part:
+    """The part of this process among all parts of a partition."""
+    if len(connections) == 1:
+        return _part(connections[0], name)
+    wanted = environment.IPUOF_GCD.read()
+    gcd = launchers.layout().process_id if wanted is None else wanted
+    for connection in connections:
+        if _gcd(connection) == gcd:
+            return _part(connection, name)
+    raise createPoptorchError(
+        f"No IPUoF configuration file found for processId {gcd}: the partition {name!r} has {len(connections)} parts, "
+        "one for each process. Start as many processes, or make another partition."
+    )
+
+
+def _part(connection: dict[str, Any], name: str) -> Part:
+    attributes = connection["attributes"]
+    is_whole = int(attributes.get("Number of GCDs") or 1) == 1
+    return Part(str(attributes.get("Partition") or name), _gcd(connection), len(connection["devices"]), is_whole)
+
+
+def _gcd(connection: dict[str, Any]) -> int:
+    return int(connection["attributes"].get("GCD Id") or 0)
+
+
+def _connection(path: Path) -> dict[str, Any]:
+    """A connection file: the IPUs (``devices``), and what is known about them (``attributes``)."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {"devices": list(content["devices"]), "attributes": dict(content.get("attributes") or {})}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise createPoptorchError(
+            f"The connection file {path} cannot be used: {error}. Unset {environment.IPUOF_CONFIG_PATH.name}, or make "
+            "the partition again."
+        ) from None
+
+
+def registry_folder() -> Path:
+    """Where the partitions of this host are described, one file for each."""
+    chosen = environment.VIPU_DIR.read()
+    return Path(chosen) if chosen else Path.home() / ".local" / "state" / "poptorch" / "vipu"

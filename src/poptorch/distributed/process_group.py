@@ -1,0 +1,271 @@
+"""The processes of a job as one group, with the collective operations that the package needs, on gloo.
+
+The group is our own, beside whatever group the program makes with ``torch.distributed.init_process_group``: the two do
+not disturb each other. It is made when it is first needed and lives until :func:`shutdown` or the end of the process.
+
+Operations wait in slices of a second. In between they look whether a process has died. So a lost process becomes a
+:class:`poptorch.RecoverableError` on all others, and never a hang. After such an error the group cannot be used again.
+
+>>> current() is None
+True
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from poptorch import environment, launchers
+from poptorch._logging import logger
+from poptorch.distributed import rendezvous
+from poptorch.distributed.peers import Peers
+from poptorch.errors import RecoverableError, createPoptorchError
+
+_SLICE = timedelta(seconds=1)
+
+
+class Pending:
+    """An operation under way."""
+
+    def __init__(self, group: ProcessGroup, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Wait for its end; raises :class:`poptorch.RecoverableError` if a process is lost."""
+        self._group.finish(self._work)
+
+
+class ProcessGroup:
+    """The processes that take part in collective operations. All must make the same ones in the same order."""
+
+    def __init__(self, store: Store, peers: Peers, members: Sequence[int], own: int, seconds: float) -> None:
+        self._store = store
+        self._peers = peers
+        self._seconds = seconds
+        self.members = tuple(members)
+        """The numbers of its processes."""
+
+        self.process_id = own
+        """The number of this process."""
+
+        self.failed: RecoverableError | None = None
+        """What ended the group."""
+
+        name = "-".join(map(str, self.members)) if len(self.members) < len(peers.all) else "all"
+        keys = PrefixStore(f"group/{name}", store)
+        self._gloo: Any = None
+        try:
+            self._gloo = dist.ProcessGroupGloo(
+                keys, self.members.index(own), len(self.members), timedelta(seconds=seconds)
+            )
+        except RuntimeError as error:
+            raise self._end(error) from error
+
+    @property
+    def size(self) -> int:
+        """How many processes take part."""
+        return len(self.members)
+
+    @property
+    def index(self) -> int:
+        """The place of this process among the members."""
+        return self.members.index(self.process_id)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each member."""
+        return tuple(self._peers.all[member].host for member in self.members)
+
+    def part(self, members: Sequence[int]) -> ProcessGroup:
+        """A group of some of the members, this process among them."""
+        return ProcessGroup(self._store, self._peers, members, self.process_id, self._seconds)
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def start_sum(self, tensor: torch.Tensor) -> Pending:
+        """Begin to replace a tensor by its sum over all members; the result has the same bits on each."""
+        return self._start("allreduce", [tensor], _options(dist.AllreduceOptions(), reduceOp=dist.ReduceOp.SUM))
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace a tensor by its sum over all members."""
+        self.start_sum(tensor).wait()
+        return tensor
+
+    def reduce(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        """Replace a tensor by its sum, least or greatest value, ... over all members."""
+        self._start("allreduce", [tensor], _options(dist.AllreduceOptions(), reduceOp=operation)).wait()
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """Replace a tensor by that of process ``root``."""
+        self._start(
+            "broadcast", [tensor], _options(dist.BroadcastOptions(), rootRank=self.members.index(root), rootTensor=0)
+        ).wait()
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all members, which have one shape, in their order."""
+        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in self.members]
+        self._start("allgather", [found], [tensor.contiguous()]).wait()
+        return found
+
+    def start_scatter_sum(self, parts: torch.Tensor, own: torch.Tensor) -> Pending:
+        """Begin to write the sum of one part of a tensor over all members to ``own``; members own equal parts."""
+        return self._start("_reduce_scatter_base", own, parts, dist.ReduceScatterOptions())
+
+    def start_gather_parts(self, own: torch.Tensor, parts: torch.Tensor) -> Pending:
+        """Begin to write the parts of all members, side by side, to ``parts``."""
+        return self._start("_allgather_base", parts, own)
+
+    def gather_values(self, value: Any) -> list[Any]:
+        """Plain values (numbers, texts, lists, dictionaries) of all members, in their order."""
+        data = json.dumps(value).encode()
+        lengths = [int(n) for n in torch.cat(self.gather(torch.tensor([len(data)])))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        if data:
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        texts = self.gather(padded)
+        return [json.loads(bytes(t[:n].tolist())) for t, n in zip(texts, lengths, strict=True)]
+
+    def barrier(self) -> None:
+        """Wait until all members are here."""
+        self.sum(torch.zeros(1))
+
+    def _start(self, operation: str, *arguments: Any) -> Pending:
+        if self.failed is not None:
+            raise self.failed
+        if self._gloo is None:
+            raise createPoptorchError("This process has left the job: the group of its processes was shut down.")
+        try:
+            return Pending(self, getattr(self._gloo, operation)(*arguments))
+        except RuntimeError as error:
+            raise self._end(error) from error
+
+    def finish(self, work: Any) -> None:
+        """Wait for an operation, and look after the others meanwhile."""
+        while True:
+            try:
+                work.wait(_SLICE)
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._end(error) from error
+                lost = self._peers.missing()
+                if lost is not None:
+                    raise self._end(lost) from error
+
+    def _end(self, cause: Exception) -> RecoverableError:
+        error = cause if isinstance(cause, RecoverableError) else self._peers.failure(cause)
+        self.failed = error
+        self._peers.await_notice()
+        self.close()
+        return error
+
+    def close(self) -> None:
+        """Leave the group. Operations under way fail; threads of the library must not outlive the interpreter."""
+        gloo, self._gloo = self._gloo, None
+        if gloo is not None and self.failed is not None:
+            gloo.abort()
+
+
+def _options(options: Any, **values: Any) -> Any:
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+class _State:
+    """The group of this process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.store: Store | None = None
+        self.groups: dict[tuple[int, ...], ProcessGroup] = {}
+        self.everybody: ProcessGroup | None = None
+        self.active: ProcessGroup | None = None
+        self.made = 0
+        """How many groups of all processes there have been; all processes make them in step."""
+
+
+_state = _State()
+
+
+def ensure_initialized(process_id: int, num_processes: int) -> ProcessGroup:
+    """The group of all processes of the job, made now if there is none: waits for all others to do the same.
+
+    ``POPTORCH_DISTRIBUTED_TIMEOUT`` limits the waiting. See :mod:`poptorch.distributed.rendezvous` for where they meet.
+    """
+    group = _state.everybody
+    if group is not None and _state.process == os.getpid():
+        if (group.process_id, group.size) != (process_id, num_processes):
+            raise createPoptorchError(
+                f"This process takes part in a job as process {group.process_id} of {group.size}; it cannot be process "
+                f"{process_id} of {num_processes} as well. Use one setting of Options.Distributed for all models, "
+                "Distributed.disable() for a model of this process alone, or shut the group down first."
+            )
+        return _state.active or group
+    if not 0 <= process_id < num_processes:
+        raise createPoptorchError(f"There is no process {process_id} among {num_processes}: they count from 0.")
+    seconds = float(max(1, environment.DISTRIBUTED_TIMEOUT.read()))
+    _state.process, _state.active = os.getpid(), None
+    if _state.store is None:
+        _state.store = rendezvous.find_store(process_id, num_processes, seconds)
+    keys = PrefixStore(f"poptorch/{launchers.attempt()}/{_state.made}", _state.store)
+    try:
+        peers = Peers(keys, process_id, num_processes, seconds)
+        group = ProcessGroup(keys, peers, range(num_processes), process_id, seconds)
+    finally:
+        rendezvous.forget_address()
+    _state.made += 1
+    _state.everybody = group
+    _state.groups = {group.members: group}
+    logger.info("Process %d of %d has met the others", process_id, num_processes)
+    return group
+
+
+def current() -> ProcessGroup | None:
+    """The group whose members take part in operations now; ``None`` before one was made."""
+    if _state.process != os.getpid():  # a forked worker takes part in nothing
+        return None
+    return _state.active or _state.everybody
+
+
+def shutdown() -> None:
+    """Leave the group, at the end of the process at the latest. All have to, before one may be made again."""
+    groups, _state.groups = _state.groups, {}
+    _state.everybody = _state.active = None
+    if _state.process == os.getpid():
+        for group in groups.values():
+            group.close()
+
+
+atexit.register(shutdown)
+
+
+@contextlib.contextmanager
+def use_only(members: set[int]) -> Iterator[ProcessGroup | None]:
+    """In here, only some processes take part in operations. Only they may enter; ``None`` where there is no group."""
+    everybody = _state.everybody
+    if everybody is None:
+        yield None
+        return
+    key = tuple(sorted(members))
+    if everybody.process_id not in key:
+        raise createPoptorchError(f"Process {everybody.process_id} is not among {list(key)}.")
+    if key not in _state.groups:
+        _state.groups[key] = everybody.part(key)
+    before, _state.active = _state.active, _state.groups[key]
+    try:
+        yield _state.active
+    finally:
+        _state.active = before

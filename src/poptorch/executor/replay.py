@@ -1,0 +1,81 @@
+"""One micro-batch of a compiled model again, operation by operation, without changing anything: for looking inside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from poptorch.host.interpret.code import generate
+from poptorch.host.interpret.lines import Watch
+from poptorch.ops.effects import is_ordered
+from poptorch.ops.printing import PRINT
+from poptorch.program.graphs import copy_of
+from poptorch.program.loop import MicroBatch
+from poptorch.program.program import Program, Role
+from poptorch.runtime.call import input_blocks
+from poptorch.runtime.engine import Engine
+from poptorch.runtime.values.random_source import RandomSource
+from poptorch.runtime.values.weights import Weights
+
+
+class Replay:
+    """Runs micro-batches of a call on copies of what they change. Prints are left out; host functions are called."""
+
+    def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], watch: Watch | None = None) -> None:
+        device = engine.executable.device
+        self._engine = engine
+        self.program = _without_prints(device.undivided)
+        """One micro-batch of the whole model, before it was divided and grouped."""
+
+        self._loop = dataclasses.replace(device.loop, group_size=1)
+        self._blocks = input_blocks(self._loop, inputs)
+        self._run = generate(self.program, watch).run
+        self._written = {(port.role, port.name) for port in self.program.mutated()}
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether running it again is seen from outside: it calls functions of the user."""
+        return any(is_ordered(node) for node in self.program.operations())
+
+    def inputs_of(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What the model is given for a micro-batch; copies of what it writes to."""
+        block = self._blocks[self._loop.input_block(micro_batch)]
+        names = {port.index: port.name for port in self.program.ports_of(Role.INPUT)}
+        return [self._own(Role.INPUT, names.get(index, ""), value) for index, value in enumerate(block)]
+
+    def run(self, micro_batch: MicroBatch, position: int) -> tuple[torch.Tensor, ...]:
+        """The outputs of a micro-batch; ``position`` is its number among those that its replica has ever run."""
+        replica, memory, program = micro_batch.replica, self._engine.memory, self.program
+        parameters = Weights(
+            self._own(Role.PARAMETER, port.name, memory.replica_parameter(replica, port.name)).contiguous()
+            for port in program.ports_of(Role.PARAMETER)
+        )
+        buffers = [
+            self._own(Role.BUFFER, port.name, memory.replica_buffer(replica, port.name))
+            for port in program.ports_of(Role.BUFFER)
+        ]
+        given = self.inputs_of(micro_batch)
+        inputs = [given[port.index] for port in program.ports_of(Role.INPUT)]
+        constants = [program.constants[p.name] for p in program.ports_of(Role.CONSTANT)]
+        scale = self._engine.scale.current if program.ports_of(Role.LOSS_SCALE) else ()
+        random = RandomSource(self._engine.random.fix(), position, self._loop.global_replica(replica))
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            return self._run(parameters, buffers, constants, inputs, scale, random)
+
+    def _own(self, role: Role, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, or a copy of one that the program writes to."""
+        return value.clone() if (role, name) in self._written else value
+
+
+def _without_prints(program: Program) -> Program:
+    """The same program, which says nothing."""
+    if not any(node.target is PRINT for node in program.operations()):
+        return program
+    silent, _ = copy_of(program)
+    for node in list(silent.operations()):
+        if node.target is PRINT:
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            silent.graph.erase_node(node)
+    return silent

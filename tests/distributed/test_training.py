@@ -1,0 +1,53 @@
+"""Training over several processes gives the weights of one process with the same replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import processes
+from closeness import assert_close_sums
+from distributed_cases import CASES, ROWS, STEPS
+
+PROGRAM = processes.TESTS / "distributed_cases.py"
+OF_TWO = list(CASES)
+OF_FOUR = ["sharded", "two replicas each", "dropout", "groups across processes", "pipelined replicas"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, each job started once: importing torch takes longer than training."""
+    folder = tmp_path_factory.mktemp("trained")
+    for count, names in ((2, OF_TWO), (4, OF_FOUR)):
+        (folder / str(count)).mkdir()
+        processes.run(PROGRAM, count, str(folder / str(count)), *names)
+    return folder
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("count", "name"), [(2, n) for n in OF_TWO] + [(4, n) for n in OF_FOUR])
+def test_replicas_may_be_in_any_process(count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
+    case = CASES[name]
+    expected = case.train()
+    found = [torch.load(trained / str(count) / f"{name}-{process}.pt") for process in range(count)]
+    outputs = torch.cat([f.pop("outputs") for f in found], dim=1)
+    whole = expected.pop("outputs")
+    kept = [int(f.pop("bytes of state")) for f in found]
+    alone = int(expected.pop("bytes of state"))
+    if name.startswith("sharded"):  # each process holds its share; step counts and what rounds up are on all
+        assert max(kept) <= alone / count + 256
+    else:
+        assert kept == [alone] * count
+    rows = case.replicas * case.accumulation * ROWS
+    # A float16 gradient is rounded once more where it is summed over processes; every step rounds the weights again.
+    dtype = torch.float16 if case.half else None
+    bounds = {"terms": 1 if case.half else rows, "steps": 4 * STEPS, "scale": 1.0, "dtype": dtype}
+    for one in found:
+        assert_close_sums(one, expected, **bounds)
+    assert_close_sums(outputs, whole, **bounds)
+    for other in found[1:]:
+        for key, value in found[0].items():
+            assert torch.equal(value, other[key]), f"{key} differs between processes"
