@@ -25,6 +25,7 @@ from poptorch.optim import LAMB, SGD, Adam
 from poptorch.options import Options, PipelinedExecution, TensorLocationSettings
 
 _PIPELINE, _EVERYTHING = 3, 4  # values of the option autoRecomputation
+_IPUS_OF_A_PROCESS = 64
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,21 @@ class Training:
 
     @property
     def batch(self) -> int:
-        """Samples of one call."""
+        """Samples of one call of all processes."""
         return self.micro_batch * self.accumulation * self.replicas
+
+    @property
+    def processes(self) -> int:
+        """How many run such a model: each has at most 64 IPUs."""
+        return max(1, self.replicas * len(self.proportions) // _IPUS_OF_A_PROCESS)
 
     def options(self) -> Options:
         """The same as options."""
         options = Options()
         options.setExecutionStrategy(PipelinedExecution(AutoStage.AutoIncrement))
-        options.replicationFactor(self.replicas)
+        options.replicationFactor(self.replicas // self.processes)
+        if self.processes > 1:
+            options.Distributed.configureProcessId(0, self.processes)
         options.broadcastBuffers(False)
         options.Training.gradientAccumulation(self.accumulation)
         options.Precision.setPartialsType(torch.float16)
@@ -90,7 +98,7 @@ class Application:
         """What the IPU Model says, without any memory for weights."""
         with torch.device("meta"):
             model = self.model().half()
-            inputs = self.inputs(self.training.batch)
+            inputs = self.inputs(self.training.batch // self.training.processes)
         model.train()
         optimizer = self.optimizer(model.parameters())
         return estimate(model, self.training.options(), *inputs, optimizer=optimizer, arch=self.arch)
