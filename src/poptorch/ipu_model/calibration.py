@@ -1,7 +1,7 @@
 """The fitted constants of the IPU Model: few, with names, the same for every model.
 
-Everything else is a public fact or follows from one. ``python -m poptorch.ipu_model.validate --fit`` fits them to the
-published numbers that each of them names.
+Everything else is a public fact or follows from one. ``python -m poptorch.ipu_model.validate`` says which values fit
+best to the published numbers that each of them names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Knob:
 
 PLANNED_COMPUTE = Knob(
     "planned compute",
-    1.12,
+    1.17,
     "Vertices of products and convolutions take this many times as long as in the best plan: real plans are chosen for "
     "several passes together, and tiles are not equally loaded.",
     "all throughputs of applications",
@@ -36,14 +36,14 @@ VERTEX_CODE = Knob(
 
 VERTEX_STATE = Knob(
     "vertex state",
-    0.85,
+    0.71,
     "Share of the state of vertices that is stored: equal fields are stored once.",
     "vertex state of BERT-Large inference",
 )
 
 EXCHANGE_CODE = Knob(
     "exchange code",
-    0.18,
+    0.175,
     "Share of the instructions of exchanges that is stored: neighbouring pieces are sent together, and equal exchanges "
     "share their code.",
     "exchange code of BERT-Large inference",

@@ -44,8 +44,8 @@ def applied(applications: Iterable[Application] = APPLICATIONS, only: str = "") 
     return found
 
 
-def validate(only: str = "") -> list[Result]:
-    """All cases whose names contain a text, with errors that do not know the case itself."""
+def validate(only: str = "") -> tuple[list[Result], list[str]]:
+    """All cases whose names contain a text, with errors that do not know the case itself; and the best knobs."""
     cases = [*measured(only), *applied(only=only)]
     by_knob: dict[str, list[Scaled]] = {}
     for case in cases:
@@ -54,16 +54,8 @@ def validate(only: str = "") -> list[Result]:
     alone = {
         id(scaled): result for group in by_knob.values() for scaled, result in zip(group, left_out(group), strict=True)
     }
-    return [alone[id(case)] if isinstance(case, Scaled) else case for case in cases]
-
-
-def fits() -> list[str]:
-    """The best value of every knob, as lines of text."""
-    by_knob: dict[str, list[Scaled]] = {}
-    for case in [*measured("memory"), *applied()]:
-        if isinstance(case, Scaled):
-            by_knob.setdefault(case.knob.name, []).append(case)
-    return [f"{name}: {fitted(group):.3g} (is {group[0].knob.value:g})" for name, group in by_knob.items()]
+    results = [alone[id(case)] if isinstance(case, Scaled) else case for case in cases]
+    return results, [f"{name}: {group[0].knob.value:g}, best {fitted(group):.3g}" for name, group in by_knob.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,16 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m poptorch.ipu_model.validate", description=__doc__)
     parser.add_argument("--only", default="", help="cases whose names contain this text")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the page and its picture into this folder")
-    parser.add_argument("--fit", action="store_true", help="print the best values of the knobs instead")
     chosen = parser.parse_args(arguments)
-    if chosen.fit:
-        print("\n".join(fits()))
-        return 0
-    results = validate(chosen.only)
+    results, knobs = validate(chosen.only)
     if not results:
         print(f"No case has {chosen.only!r} in its name.", file=sys.stderr)
         return 1
-    print(HEADER, *(line(it) for it in results), "", *summary(results), sep="\n")
+    print(HEADER, *(line(it) for it in results), "", *summary(results), *knobs, sep="\n")
     if chosen.write is not None:
         (chosen.write / PICTURE).parent.mkdir(parents=True, exist_ok=True)
         (chosen.write / PICTURE).write_text(picture(results), encoding="utf-8")

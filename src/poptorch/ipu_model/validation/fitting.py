@@ -15,6 +15,8 @@ from poptorch.ipu_model.validation.tables import Result
 _PLANNED = {"conv1x1", "convnx1", "hmac", "vmac", "slic", "outer_product", "reduce_partials"}
 """Codelets whose cycles ``planned compute`` scales."""
 
+_SQUARES = 0.1
+
 _BY_UNIT = {"vertex code": VERTEX_CODE, "vertex state": VERTEX_STATE, "exchange code": EXCHANGE_CODE}
 """Knobs that scale a category of memory, by the end of the names of its cases."""
 
@@ -59,9 +61,17 @@ def knob_of(result: Result) -> Knob | None:
 
 
 def fitted(results: Sequence[Scaled]) -> float:
-    """The value of their knob with the smallest sum of squared logarithmic errors."""
+    """The value of their knob with the smallest sum of absolute logarithmic errors: single odd numbers do not pull it.
+
+    Where that leaves a choice, squares decide.
+    """
     values = results[0].knob.value * np.linspace(0.5, 2.0, 1501)
-    return float(min(values, key=lambda value: sum(it.error(value) ** 2 for it in results)))
+
+    def loss(value: float) -> float:
+        found = [it.error(value) for it in results]
+        return sum(abs(it) + _SQUARES * it * it for it in found)
+
+    return float(min(values, key=loss))
 
 
 def left_out(results: Sequence[Scaled]) -> list[Result]:
