@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
-from poptorch.executor import caching, modelling
+from poptorch.executor import caching
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job
@@ -37,7 +37,6 @@ from poptorch.executor.target import Target, check_target
 from poptorch.host.build import build_host
 from poptorch.host.native_code import native_code
 from poptorch.host.store.code_store import CodeStore
-from poptorch.ipu_model.result import Estimate
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
@@ -49,6 +48,9 @@ from poptorch.runtime.counters import PerfCounters
 from poptorch.runtime.engine import Engine
 from poptorch.runtime.workers import Span
 from poptorch.schedule import Tick
+
+if TYPE_CHECKING:
+    from poptorch.ipu_model.result import Estimate
 
 
 @dataclass(frozen=True)
@@ -432,12 +434,16 @@ class Session:
 
     def take_verdict(self) -> None:
         """Let the IPU Model say whether the program fits."""
+        from poptorch.executor import modelling  # the IPU Model is loaded when it is needed
+
         self._estimate = modelling.give_verdict(self.executable.device, self.wrapped.options)
 
     @property
     def estimate(self) -> Estimate:
         """What the IPU Model says of the program; worked out when it is asked for the first time."""
         if self._estimate is None:
+            from poptorch.executor import modelling
+
             self._estimate = modelling.estimate_for(self.executable.device, self.wrapped.options)
         return self._estimate
 
