@@ -21,7 +21,7 @@ class Knob:
 
 PLANNED_COMPUTE = Knob(
     "planned compute",
-    1.17,
+    1.14,
     "Vertices of products and convolutions take this many times as long as in the best plan: real plans are chosen for "
     "several passes together, and tiles are not equally loaded.",
     "all throughputs of applications",
