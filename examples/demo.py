@@ -96,8 +96,13 @@ def slow_down(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] /= 10
 
 
-def train(model: Classifier, data: TensorDataset) -> list[tuple[float, float]]:
-    """Train on the device and in PyTorch with the same batches; returns both mean losses of each call."""
+def train(
+    model: Classifier, data: TensorDataset
+) -> tuple[list[tuple[float, float]], poptorch.ipu_model.Estimate]:
+    """Train on the device and in PyTorch with the same batches.
+
+    Returns both mean losses of each call, and what the IPU Model says of the training program.
+    """
     options = poptorch.Options().deviceIterations(ITERATIONS).outputMode(poptorch.OutputMode.All)
     loader = poptorch.DataLoader(
         options, data, batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)
@@ -123,7 +128,8 @@ def train(model: Classifier, data: TensorDataset) -> list[tuple[float, float]]:
                 progress.set_postfix(loss=f"{curve[-1][0]:.4f}")
                 progress.update()
     print(f"The training program: {len(list(training.program.operations()))} operations for one batch of {BATCH}.")
-    return curve
+    estimate = poptorch.ipu_model.estimate(training, arch="bow")  # what the same program would take on silicon
+    return curve, estimate
 
 
 def accuracy(model: Classifier, data: TensorDataset) -> float:
@@ -147,7 +153,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     model = Classifier()
     print(f"poptorch {poptorch.__version__}, virtual IPUs of generation {poptorch.ipuHardwareVersion()}\n")
-    curve = train(model, draw_digits(3072, generator))
+    curve, estimate = train(model, draw_digits(3072, generator))
 
     print(f"\nMean loss of each call ({ITERATIONS} weight updates):\n\n  call  poptorch   PyTorch")
     for call, (ours, theirs) in enumerate(curve):
@@ -159,10 +165,8 @@ def main() -> None:
     print(f"\nAccuracy on digits never seen: {share:.1%}")
     assert share > 0.95, "expected more than 95 %"
     print(f"{time.perf_counter() - start:.1f} seconds in all.")
-    print(
-        "\nWhat the same program would take on silicon (cycles, memory of each tile, a timeline) is the answer of the\n"
-        "IPU Model. It is not part of this release and comes with a later one; until then cycleCount() says so."
-    )
+    print("\nWhat the same training program would take on silicon, as the IPU Model predicts it:\n")
+    print(estimate)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ from poptorch.placement import (
     ShardedExecution,
     Stage,
     removeBlocks,
-    autoPipeline,
 )
 
 # ops
@@ -98,6 +97,10 @@ from poptorch import optim
 
 # data
 from poptorch.data import AsynchronousDataAccessor, DataLoader
+
+# the IPU Model
+from poptorch import ipu_model
+from poptorch.ipu_model.pipelining import autoPipeline
 
 # executor
 from poptorch.executor.executor import PoplarExecutor

@@ -179,14 +179,13 @@ IPU_MODEL = Flag(
 SMALL_IPU_MODEL = Flag(
     "POPTORCH_SMALL_IPU_MODEL",
     False,
-    "As POPTORCH_IPU_MODEL, for any POPTORCH_IPU_MODEL_VERSION; ignored while that one is on. Tiles are not modelled: "
-    "that there are four of them makes no other difference.",
+    "As POPTORCH_IPU_MODEL with four tiles, for any POPTORCH_IPU_MODEL_VERSION; ignored while that one is on.",
     _AT_QUERY,
 )
 IPU_MODEL_VERSION = ModelVersion(
     "POPTORCH_IPU_MODEL_VERSION",
     "ipu2",
-    "The architecture that the IPU Model is to describe. The name is checked; all have the same costs so far.",
+    "The architecture that the IPU Model describes.",
     "each compilation for the IPU Model",
     choices=("ipu1", "ipu2", "ipu21"),
     phrase="Invalid IPU model version.",

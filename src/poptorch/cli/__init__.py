@@ -6,15 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from poptorch.cli import cache, devices
+from poptorch.cli import cache, devices, estimate
 from poptorch.errors import Error
 
-_COMMANDS = (cache.add_to, devices.add_to)
+_COMMANDS = (cache.add_to, devices.add_to, estimate.add_to)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m poptorch", description="Look after what poptorch keeps.")
+    parser = argparse.ArgumentParser(prog="python -m poptorch", description="Caches, devices, and estimates of models.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add_to in _COMMANDS:
         add_to(commands)

@@ -15,15 +15,16 @@ from torch import nn
 
 from poptorch import environment
 from poptorch._logging import backend
-from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, check_input
+from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, Signature, check_input
 from poptorch.capture.front_end import FrontEnd
 from poptorch.compiler.held import classify
 from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
 from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
-from poptorch.enums import CommGroupType, ConnectionType, Liveness, OutputMode
+from poptorch.enums import CommGroupType, ConnectionType, Liveness, MeanReductionStrategy, OutputMode
 from poptorch.errors import createPoptorchError
+from poptorch.optim.spec import describe
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
 from poptorch.program.anchors import Anchor
@@ -58,6 +59,37 @@ class CompileRequest:
     """How the model is captured."""
 
 
+def resolved_copy(options: Any, training: bool) -> Any:
+    """The options of one model: the output mode decided, anchors completed."""
+    copied = options.clone()
+    if copied.defaultOutputMode():
+        copied.outputMode(OutputMode.Final if training else OutputMode.All)
+    for anchor in copied.anchored_tensors.values():
+        if anchor[1]:
+            anchor[2] = copied.output_mode
+            anchor[3] = copied.output_return_period if copied.output_mode == OutputMode.EveryN else 1
+    return copied
+
+
+def request_for(
+    model: nn.Module,
+    options: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> CompileRequest:
+    """What to compile for a model that is not wrapped, called with these arguments; with an optimizer, for training."""
+    training = optimizer is not None
+    resolved = resolved_copy(options, training)
+    resolved.Precision.autocast_policy.apply(model, resolved)
+    spec = None
+    if optimizer is not None:
+        spec = describe(optimizer, resolved)
+        resolved.Training.set(meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(spec.strategy))
+    call = Signature(model.forward).bind(tuple(args), dict(kwargs or {}))
+    return CompileRequest(model, call, resolved, training, spec)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the options say about the program, in the compiler's own terms."""
@@ -89,6 +121,12 @@ class Settings:
     groups: Mapping[str, ReplicaGrouping]
     backend: Mapping[str, Any] = field(repr=False)
     """All options of the backend as they were given, for the IPU Model."""
+
+    memory_proportions: Mapping[int, float] = field(default_factory=dict)
+    """Share of tile memory that products on an IPU may use temporarily, by its number, for the IPU Model."""
+
+    io_tiles: int = 0
+    """Tiles of each IPU that are set aside for input and output, for the IPU Model."""
 
 
 def is_offline(options: Any) -> bool:
@@ -189,6 +227,8 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
         ),
         groups=types.MappingProxyType(dict(request.groups)),
         backend=types.MappingProxyType(dict(backend_options)),
+        io_tiles=int(locations.toDict().get("numIOTiles", 0)),
+        memory_proportions=types.MappingProxyType(dict(options.available_memory_proportion)),
     )
 
 

@@ -16,10 +16,11 @@ from poptorch import ambient
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
+from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.ir_text import ir_text
+from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.plan import Plan
-from poptorch.compiler.request import is_offline
-from poptorch.enums import OutputMode
+from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
@@ -497,8 +498,23 @@ class PoplarExecutor:
         """The value that an anchored tensor had in the latest call."""
         return inspection.anchored_tensor(self._session, short_name)
 
+    def deviceProgram(self, *args: Any, **kwargs: Any) -> DeviceProgram:
+        """What IPUs run: for these arguments, or without arguments what was compiled. Nothing is run or attached.
+
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> model.deviceProgram(torch.ones(2)).ipus_per_replica
+        1
+        """
+        if self._session is not None and not args and not kwargs:
+            return self._session.executable.device
+        call = self._bind(args, kwargs)
+        check_options(self._options)
+        with torch.inference_mode(False), self._weights.unwatched():
+            return lower_for_device(self._wrapped.request(call))
+
     def cycleCount(self) -> int:
-        """Device cycles of the last run."""
+        """Device cycles of the last run, as the IPU Model predicts them."""
         return inspection.cycle_count(self._session, self._options)
 
     def compilationTime(self) -> datetime.timedelta:
@@ -535,15 +551,3 @@ def unwrapped(model: Any) -> Any:
     True
     """
     return model._user_model if isinstance(model, PoplarExecutor) else model
-
-
-def resolved_copy(options: Options, training: bool) -> Options:
-    """The executor's own options: the output mode decided, anchors completed."""
-    copied = options.clone()
-    if copied.defaultOutputMode():
-        copied.outputMode(OutputMode.Final if training else OutputMode.All)
-    for anchor in copied.anchored_tensors.values():
-        if anchor[1]:
-            anchor[2] = copied.output_mode
-            anchor[3] = copied.output_return_period if copied.output_mode == OutputMode.EveryN else 1
-    return copied

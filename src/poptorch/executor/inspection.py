@@ -33,14 +33,12 @@ def anchored_tensor(session: Session | None, short_name: str) -> torch.Tensor:
 
 
 def cycle_count(session: Session | None, options: Options) -> int:
-    """Device cycles of the last run."""
+    """Device cycles of a run, as the IPU Model predicts them: every run of a program takes the same."""
     if not options._Popart.options.get("instrumentWithHardwareCycleCounter"):
         raise createPoptorchError("Cycle count logging is disabled. Please set option logCycleCount to True to enable.")
     if session is None or not session.has_run:
         raise createPoptorchError("Please run the model at least once before obtaining cycle count.")
-    raise createPoptorchError(
-        "The IPU Model that predicts cycles is not part of this release: there is no cycle count to report"
-    )
+    return session.estimate.cycles
 
 
 def compilation_time(session: Session | None, options: Options) -> datetime.timedelta:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
-from poptorch.executor import caching
+from poptorch.executor import caching, modelling
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job
@@ -36,6 +37,7 @@ from poptorch.executor.target import Target, check_target
 from poptorch.host.build import build_host
 from poptorch.host.native_code import native_code
 from poptorch.host.store.code_store import CodeStore
+from poptorch.ipu_model.result import Estimate
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
@@ -64,6 +66,21 @@ class Wrapped:
 
     normalise: InputNormaliser = field(default_factory=InputNormaliser)
     front_end: FrontEnd = field(default_factory=FrontEnd)
+
+    def request(self, call: BoundCall) -> CompileRequest:
+        """What to compile for a call."""
+        if self.link is not None:
+            self.link.check()
+        return CompileRequest(
+            self.captured,
+            call,
+            self.options,
+            self.link is not None,
+            self.link.spec if self.link is not None else None,
+            normalise=self.normalise,
+            groups=self.weights.groups,
+            front_end=self.front_end,
+        )
 
 
 class RandomState:
@@ -140,6 +157,7 @@ class Session:
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False
+        self._estimate: Estimate | None = None
 
     @classmethod
     def compile(
@@ -160,6 +178,8 @@ class Session:
             ):
                 session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace), job)
                 session.engine.trace = trace
+                if uses_ipu_model(options):
+                    session.take_verdict()
                 session.start(progress)
             if job is not None:  # after this process's turn: the others may be waiting for theirs
                 job.agree(session)
@@ -364,6 +384,8 @@ class Session:
             if original is not used and original.is_contiguous():
                 original.detach().copy_(used)
         self._has_run = True
+        if self.counts_cycles and backend.isEnabledFor(logging.DEBUG):
+            backend.debug("Total number of IPU cycles: %d", self.estimate.cycles)
 
     def _rebuild(self, results: Sequence[torch.Tensor]) -> Any:
         interface = self._interface
@@ -408,6 +430,22 @@ class Session:
         """Whether there was a call."""
         return self._has_run
 
+    def take_verdict(self) -> None:
+        """Let the IPU Model say whether the program fits."""
+        self._estimate = modelling.give_verdict(self.executable.device, self.wrapped.options)
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the IPU Model says of the program; worked out when it is asked for the first time."""
+        if self._estimate is None:
+            self._estimate = modelling.estimate_for(self.executable.device, self.wrapped.options)
+        return self._estimate
+
+    @property
+    def counts_cycles(self) -> bool:
+        """Whether the options ask for cycle counts."""
+        return bool(self.wrapped.options._Popart.options.get("instrumentWithHardwareCycleCounter"))
+
     @property
     def anchored(self) -> dict[str, torch.Tensor]:
         """The anchored values of the latest call."""
@@ -435,19 +473,8 @@ def _compiled(
     progress: Progress,
     trace: Trace,
 ) -> tuple[Executable, CodeStore]:
-    options, link = wrapped.options, wrapped.link
-    if link is not None:
-        link.check()
-    request = CompileRequest(
-        wrapped.captured,
-        call,
-        options,
-        link is not None,
-        link.spec if link is not None else None,
-        normalise=wrapped.normalise,
-        groups=wrapped.weights.groups,
-        front_end=wrapped.front_end,
-    )
+    options = wrapped.options
+    request = wrapped.request(call)
     dump = requested_dump(request.training)
     device = lower_for_device(request, progress.begin, trace, dump)
     if options.connection_type == ConnectionType.Always:

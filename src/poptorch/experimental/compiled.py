@@ -10,9 +10,9 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch.capture.arguments import BoundCall
 from poptorch.capture.front_end import FrontEnd
+from poptorch.compiler.request import resolved_copy
 from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
-from poptorch.executor.executor import resolved_copy
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.stored import StoredExecutable

@@ -1,6 +1,6 @@
 """Placement: which stage, phase and IPU each part of a model runs on."""
 
-from poptorch.placement.auto import Split, autoPipeline
+from poptorch.placement.auto import Split
 from poptorch.placement.blocks import (
     BeginBlock,
     Block,
@@ -42,6 +42,5 @@ __all__ = [
     "ShardedExecution",
     "Split",
     "Stage",
-    "autoPipeline",
     "removeBlocks",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,10 @@ _TOLERANCE = 1.1
 """A split between larger modules is preferred if it is at most this much worse than the best one."""
 
 
+Price = Callable[[Any, Any, Any, Any], float]
+"""What an operation costs: operator, arguments, keyword arguments, result. The unit does not matter."""
+
+
 @dataclass(frozen=True)
 class AutoStagePart:
     """One stage of an automatic split."""
@@ -43,7 +47,7 @@ class AutoStagePart:
 
 @dataclass(frozen=True)
 class Split:
-    """What :func:`autoPipeline` decided; prints as a table."""
+    """What :func:`poptorch.autoPipeline` decided; prints as a table."""
 
     stages: tuple[AutoStagePart, ...]
 
@@ -64,32 +68,23 @@ class Split:
         return "\n".join(lines)
 
 
-def autoPipeline(
-    model: nn.Module, num_ipus: int, example_inputs: Any, options: Any = None, *, verbose: bool = True
+def divide(
+    model: nn.Module, num_ipus: int, example_inputs: Any, options: Any, price: Price, *, verbose: bool
 ) -> Split:
-    """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages take equal time.
+    """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages cost the same.
 
-    ``example_inputs`` are the arguments of one micro-batch: a tensor, a tuple of arguments, or a dictionary of keyword
-    arguments. The cost of every module is modelled from its operations (arithmetic and memory traffic) on shapes alone,
-    nothing is computed. The split is printed and returned; :func:`poptorch.removeBlocks` takes it back.
-
-    >>> layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    >>> print(autoPipeline(layers, 2, torch.ones(8, 64), verbose=False))
-    IPU  starts with    time     weights
-      0  the model     50.0%     33280 B
-      1  2             50.0%     33280 B
-    balance 100%
+    ``price`` says what each operation costs. The model runs on shapes alone, unless its Python needs values.
     """
     _check(model, num_ipus, options)
-    visits, total = _walk(model, example_inputs)
+    visits, total = _walk(model, example_inputs, price)
     points = _choose(visits, total, num_ipus)
     starts = [_Visit("", None, 0, 0.0, 0), *points]
-    ends = [*points, _Visit("", None, 0, total.seconds, total.weights)]
+    ends = [*points, _Visit("", None, 0, total.cost, total.weights)]
     stages = []
     for ipu, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if start.module is not None:
             BeginBlock(start.module, user_id=f"stage {ipu}", ipu_id=ipu)
-        share = (end.seconds - start.seconds) / total.seconds if total.seconds else 0.0
+        share = (end.cost - start.cost) / total.cost if total.cost else 0.0
         stages.append(AutoStagePart(ipu, start.name, share, end.weights - start.weights))
     split = Split(tuple(stages))
     if verbose:
@@ -148,48 +143,49 @@ class _Visit:
     name: str
     module: nn.Module | None
     depth: int
-    seconds: float
+    cost: float
     weights: int
 
 
 @dataclass
 class _Total:
-    seconds: float = 0.0
+    cost: float = 0.0
     weights: int = 0
 
 
 class _Meter(TorchDispatchMode):
     """Adds up what operations cost, and the weights that they are the first to use."""
 
-    def __init__(self, total: _Total, weights: Iterable[torch.Tensor]) -> None:
+    def __init__(self, total: _Total, weights: Iterable[torch.Tensor], price: Price) -> None:
         super().__init__()
+        self._price = price
         self._total = total
         self._unmet = {id(tensor): tensor for tensor in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        flops = work.flops(func, args, kwargs or {}, result)
         tensors = [t for t in pytree.tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
         for tensor in tensors:
             weight = self._unmet.pop(id(tensor), None)
             if weight is not None:
                 self._total.weights += work.num_bytes([weight])
-        self._total.seconds += work.host_seconds(flops, 0 if func.is_view else work.num_bytes(tensors))
+        self._total.cost += self._price(func, args, kwargs or {}, result)
         return result
 
 
-def _walk(model: nn.Module, example_inputs: Any) -> tuple[list[_Visit], _Total]:
+def _walk(model: nn.Module, example_inputs: Any, price: Price) -> tuple[list[_Visit], _Total]:
     """Run the model on shapes and note when each module starts."""
     try:
-        return _Walk(model).on_shapes(example_inputs)
+        return _Walk(model, price).on_shapes(example_inputs)
     except (UnsupportedFakeTensorException, RuntimeError, NotImplementedError):
         # The model's Python needs values: run a copy of it for real.
-        return _Walk(model).on_values(example_inputs)
+        return _Walk(model, price).on_values(example_inputs)
 
 
 class _Walk:
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, price: Price) -> None:
         self._model = model
+        self._price = price
         self._names = {id(m): name for name, m in model.named_modules()}
         self._total = _Total()
         self._visits: list[_Visit] = []
@@ -212,12 +208,12 @@ class _Walk:
         with torch.random.fork_rng(devices=[]):
             visits, total = self._run(lambda: twin(*args, **kwargs), twin, list(twin.parameters()))
         own = dict(self._model.named_modules())
-        return [_Visit(v.name, own[v.name], v.depth, v.seconds, v.weights) for v in visits], total
+        return [_Visit(v.name, own[v.name], v.depth, v.cost, v.weights) for v in visits], total
 
     def _run(self, call: Any, model: nn.Module, weights: list[Any]) -> tuple[list[_Visit], _Total]:
         handles = [m.register_forward_pre_hook(self._enter) for m in model.modules()]
         try:
-            with torch.no_grad(), _Meter(self._total, weights):
+            with torch.no_grad(), _Meter(self._total, weights, self._price):
                 call()
         finally:
             for handle in handles:
@@ -234,7 +230,7 @@ class _Walk:
         name = self._names[id(module)]
         self._calls[name] = self._calls.get(name, 0) + 1
         depth = name.count(".") + 1 if name else 0
-        self._visits.append(_Visit(name, module, depth, self._total.seconds, self._total.weights))
+        self._visits.append(_Visit(name, module, depth, self._total.cost, self._total.weights))
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -260,8 +256,8 @@ def _choose(visits: Sequence[_Visit], total: _Total, count: int) -> list[_Visit]
     for depth in sorted({v.depth for v in candidates}):
         allowed = [v for v in candidates if v.depth <= depth]
         if len(allowed) >= count - 1:
-            cuts = _partition([_load(v.seconds, v.weights, total) for v in allowed], count)
-            loads = [0.0, *(_load(allowed[c].seconds, allowed[c].weights, total) for c in cuts), 1.0]
+            cuts = _partition([_load(v.cost, v.weights, total) for v in allowed], count)
+            loads = [0.0, *(_load(allowed[c].cost, allowed[c].weights, total) for c in cuts), 1.0]
             heaviest = max(b - a for a, b in itertools.pairwise(loads))
             options.append((heaviest, [allowed[c] for c in cuts]))
     best = min(heaviest for heaviest, _ in options)
@@ -272,13 +268,13 @@ def _candidates(visits: Iterable[_Visit], total: _Total) -> list[_Visit]:
     """One module for each moment, the outermost, leaving out the very beginning and the very end."""
     by_moment: dict[float, _Visit] = {}
     for visit in visits:
-        if 0.0 < visit.seconds < total.seconds:
-            by_moment.setdefault(visit.seconds, visit)
+        if 0.0 < visit.cost < total.cost:
+            by_moment.setdefault(visit.cost, visit)
     return list(by_moment.values())
 
 
-def _load(seconds: float, weights: int, total: _Total) -> float:
-    time = seconds / total.seconds if total.seconds else 0.0
+def _load(cost: float, weights: int, total: _Total) -> float:
+    time = cost / total.cost if total.cost else 0.0
     memory = weights / total.weights if total.weights else time
     return (1 - _MEMORY_SHARE) * time + _MEMORY_SHARE * memory
 

@@ -6,9 +6,10 @@ captured (an ordinary PyTorch call) they do nothing at all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -277,3 +278,23 @@ def removeBlocks(module: torch.nn.Module) -> None:
     for annotated in module.modules():
         for hook in _hooks_of(annotated):
             del annotated._forward_pre_hooks[hook]
+
+
+@contextlib.contextmanager
+def without_blocks(module: torch.nn.Module) -> Iterator[None]:
+    """Take the annotations of ``module`` away for a while; what is annotated meanwhile is gone afterwards.
+
+    >>> layer = BeginBlock(torch.nn.Linear(2, 2), ipu_id=1)
+    >>> with without_blocks(layer):
+    ...     _ = BeginBlock(layer, ipu_id=0)
+    >>> list(layer._forward_pre_hooks.values())
+    [BeginBlock(user_id=..., ipu_id=1)]
+    """
+    before = [(inner, dict(inner._forward_pre_hooks)) for inner in module.modules()]
+    removeBlocks(module)
+    try:
+        yield
+    finally:
+        for inner, hooks in before:
+            inner._forward_pre_hooks.clear()
+            inner._forward_pre_hooks.update(hooks)

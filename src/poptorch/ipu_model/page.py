@@ -1,0 +1,140 @@
+"""Estimates as text that people read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poptorch.ipu_model.memory import IpuMemory
+
+if TYPE_CHECKING:
+    from poptorch.ipu_model.result import Estimate
+
+_MB = 1e6
+
+
+def page(estimate: Estimate) -> str:
+    """All figures of an estimate on a page."""
+    blocks = [_headline(estimate), _time(estimate), _memory(estimate)]
+    if not estimate.fits:
+        blocks.append(_verdict(estimate))
+    blocks.append(_assumptions(estimate))
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _headline(estimate: Estimate) -> list[str]:
+    device, loop = estimate.device, estimate.device.loop
+    kind = "training" if device.settings.training else "inference"
+    replicas = f"{estimate.replicas} × " if estimate.replicas > 1 else ""
+    ipus = len(estimate.ipus)
+    return [
+        f"{kind} on {replicas}{ipus} {estimate.chip.name} IPU{'s' if ipus * estimate.replicas > 1 else ''} "
+        f"({device.plan.ordering.value if ipus > 1 else 'one part'})",
+        f"micro-batch {estimate.micro_batch}, accumulation {loop.gradient_accumulation}, "
+        f"device iterations {loop.device_iterations}: {estimate.samples:,} samples a call",
+    ]
+
+
+def _time(estimate: Estimate) -> list[str]:
+    timeline = estimate.timeline
+    ipu_seconds = estimate.seconds * len(estimate.ipus) * estimate.replicas
+    useful = estimate.flops / ipu_seconds / 1e12 if ipu_seconds else 0.0
+    lines = [
+        f"throughput   {estimate.throughput:,.1f} samples/s",
+        f"latency      {_seconds(estimate.latency)} for a micro-batch",
+        f"one call     {_seconds(estimate.seconds)}, {estimate.cycles:,} cycles",
+        f"bound by     {estimate.bound_by}: " + ", ".join(_shares(estimate)),
+        f"useful work  {useful:.1f} TFLOPS an IPU",
+    ]
+    if len(estimate.ipus) > 1:
+        lines.append(f"bubbles      {estimate.bubble:.1%} of the time, IPUs wait for each other")
+    if timeline.updates:
+        lines.append(f"update       {_seconds(estimate.chip.seconds(timeline.update))}, {timeline.updates} a call")
+    if len(estimate.stages) > 1:
+        lines.append("")
+        lines.append(f"{'pass':<24} {'IPU':>3} {'cycles':>14}")
+        lines += [f"{stage.label:<24} {stage.ipu:>3} {stage.cycles:>14,.0f}" for stage in estimate.stages]
+    return lines
+
+
+def _shares(estimate: Estimate) -> list[str]:
+    spent = estimate.timeline.spent
+    ranked = sorted(spent.by.items(), key=lambda item: -item[1])
+    return [f"{key} {cycles / spent.total:.0%}" for key, cycles in ranked if cycles > 0.005 * spent.total]
+
+
+def _seconds(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    >>> _seconds(0.00123), _seconds(2.5)
+    ('1.23 ms', '2.5 s')
+    """
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.4g} {unit}"
+    return f"{seconds * 1e9:.4g} ns"
+
+
+def _memory(estimate: Estimate) -> list[str]:
+    lines = [f"{'memory':<28}" + "".join(f"{f'IPU {ipu.ipu}':>12}" for ipu in estimate.ipus)]
+    names = list(dict.fromkeys(name for ipu in estimate.ipus for name in ipu.by_category))
+    for name in names:
+        row = (f"{ipu.memory.get(name, 0) / _MB:>9.2f} MB" for ipu in estimate.ipus)
+        lines.append(f"{name:<28}" + "".join(row))
+    lines.append(f"{'all tiles':<28}" + "".join(f"{ipu.total / _MB:>9.2f} MB" for ipu in estimate.ipus))
+    full = (f"{ipu.peak_tile_bytes / 1024:>8.1f} KiB" for ipu in estimate.ipus)
+    lines.append(f"{'fullest tile':<28}" + "".join(full))
+    share = (f"{ipu.peak_tile_bytes / ipu.limit:>12.0%}" for ipu in estimate.ipus)
+    lines.append(f"{f'of {estimate.chip.memory_per_tile // 1024} KiB':<28}" + "".join(share))
+    return lines
+
+
+def _verdict(estimate: Estimate) -> list[str]:
+    lines = [line for ipu in estimate.ipus if not ipu.fits for line in verdict(ipu)]
+    found = estimate.suggestions()
+    return [*lines, *(f"  suggestion: {text}" for text in found)]
+
+
+def verdict(ipu: IpuMemory) -> list[str]:
+    """What does not fit on an IPU, and which tensors are to blame."""
+    if ipu.peak_tile_bytes <= ipu.limit:
+        return [f"IPU {ipu.ipu} is out of memory for code: {ipu.code_bytes:,} bytes, of {ipu.code_limit:,} on a tile"]
+    lines = [
+        f"IPU {ipu.ipu} is out of memory: tile {ipu.peak_tile} needs {ipu.peak_tile_bytes:,} bytes of {ipu.limit:,}; "
+        f"{ipu.tiles_over} tiles are over the limit. The largest tensors then:"
+    ]
+    lines += [f"  {size / _MB:>9.2f} MB  {name} ({what})" for name, what, size in ipu.blame(5)]
+    return lines
+
+
+def _assumptions(estimate: Estimate) -> list[str]:
+    lines = [f"assumed: {text}" for text in estimate.assumptions]
+    if estimate.uncovered_ops:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(estimate.uncovered_ops.items()))
+        lines.append(f"guessed, for want of a rule: {names}")
+    return lines
+
+
+def comparison_text(one: Estimate, other: Estimate) -> str:
+    """Two estimates side by side, with the change from the first to the second."""
+    rows = [
+        ("throughput (samples/s)", one.throughput, other.throughput),
+        ("latency (ms)", one.latency * 1e3, other.latency * 1e3),
+        ("cycles of a call", float(one.cycles), float(other.cycles)),
+        ("samples of a call", float(one.samples), float(other.samples)),
+        ("fullest tile (KiB)", _fullest(one), _fullest(other)),
+        ("bubbles (%)", 100 * one.bubble, 100 * other.bubble),
+    ]
+    lines = [f"{'':<24} {'this':>16} {'other':>16} {'change':>8}"]
+    for name, first, second in rows:
+        change = f"{second / first - 1:+.1%}" if first else ""
+        lines.append(f"{name:<24} {first:>16,.2f} {second:>16,.2f} {change:>8}")
+    lines.append(f"{'fits':<24} {'yes' if one.fits else 'no':>16} {'yes' if other.fits else 'no':>16}")
+    lines.append(f"{'bound by':<24} {one.bound_by:>16} {other.bound_by:>16}")
+    return "\n".join(lines)
+
+
+def _fullest(estimate: Estimate) -> float:
+    return max(ipu.peak_tile_bytes for ipu in estimate.ipus) / 1024
+
+
+__all__ = ["comparison_text", "page", "verdict"]

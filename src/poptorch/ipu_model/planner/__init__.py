@@ -1,0 +1,6 @@
+"""How products and convolutions are spread over the tiles of an IPU: the cheapest plan that fits."""
+
+from poptorch.ipu_model.planner.plans import plan_convolution, plan_product
+from poptorch.ipu_model.planner.shapes import ConvolutionShape, Pass
+
+__all__ = ["ConvolutionShape", "Pass", "plan_convolution", "plan_product"]

@@ -1,0 +1,1 @@
+"""Rules: what each operation is on an IPU, as a table for each family of operations."""
