@@ -3,6 +3,8 @@
 The public names of the package, nothing else; grouped by the room that owns them.
 """
 
+from importlib import import_module as _import_module
+
 # errors and logging
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
@@ -113,7 +115,9 @@ from poptorch.compat.torch_ops import register as _register_torch_ops
 
 
 def __getattr__(name: str) -> object:
-    """Names of earlier releases; each use logs what to write instead."""
+    """Reports, imported at their first use; and names of earlier releases: each use logs what to write instead."""
+    if name == "report":
+        return _import_module("poptorch.report")
     if name in enums.DEPRECATED:
         return enums.deprecated_name(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,12 +13,9 @@ from poptorch._version import __version__
 from poptorch.ipu_model import Estimate
 from poptorch.ipu_model.memory import IpuMemory
 from poptorch.options.engine import is_true
+from poptorch.report.categories import COMING, GAPS
 from poptorch.report.files import FORMAT, VERSION, Profile, Rows, Table
 from poptorch.report.tree import Tree
-
-GAPS = "gaps"
-COMING = "activations and temporaries"
-"""The category of what is not always live."""
 
 ALWAYS = -1
 """The first and the last step of what is always live."""
@@ -32,8 +29,8 @@ def build_profile(estimate: Estimate, name: str, settings: Mapping[str, str]) ->
     if not is_true(settings, "profiler.includeCycleEstimates", True):
         for column in ("cycles", "compute", "exchange", "sync"):
             del tables["operations"][column]
-        tables["programs"]["cycles"][:] = 0.0
-        tables["programs"]["total_cycles"][:] = 0.0
+        for column in ("cycles", "tile_cycles", "total_cycles"):
+            tables["programs"][column][:] = 0.0
     if not is_true(settings, "autoReport.outputDebugInfo", True):
         del tables["operations"]["source"]
     tables["tiles"] = _tiles(estimate)
@@ -203,4 +200,4 @@ def _variables(estimate: Estimate) -> Table:
     return found.table()
 
 
-__all__ = ["ALWAYS", "COMING", "GAPS", "build_profile"]
+__all__ = ["ALWAYS", "build_profile"]

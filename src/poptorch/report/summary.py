@@ -8,33 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from poptorch.report.categories import DATA_TYPES
 from poptorch.report.files import Profile, Table
 
 UNKNOWN = "not modelled"
-
-DATA_TYPES: dict[str, tuple[str, ...]] = {
-    "Variables": (
-        "weights", "accumulators", "optimizer state", "buffers", "stashes", "activations and temporaries",
-    ),
-    "Constants": ("constants",),
-    "Host Exchange Packet Headers": (),
-    "Global Exchange Packet Headers": (),
-    "Stack": ("stack",),
-    "Vertex Instances": ("vertex state",),
-    "Copy Descriptors": (),
-    "VectorList Descriptors": (),
-    "Vertex Field Data": (),
-    "Control Table": (),
-    "Control Code": ("control code",),
-    "Vertex Code": ("vertex code",),
-    "Internal Exchange Code": ("exchange code",),
-    "Host Exchange Code": ("host exchange code",),
-    "Global Exchange Code": (),
-    "Instrumentation Results": (),
-    "Shared Code Storage": (),
-    "Shared Data Storage": (),
-}  # fmt: skip
-"""Poplar's kinds of memory, and the categories of the IPU Model that they are made of."""
 
 _RANGES = 8
 """Rows of the histogram of tiles."""
@@ -120,10 +97,11 @@ def _by_data_type(ipus: Sequence[dict[str, Any]]) -> Section:
         for category, size in ipu["byCategory"].items():
             sums[category] = sums.get(category, 0) + size
     section = Section("By Data Type")
-    for name, categories in DATA_TYPES.items():
-        section.lines.append((name, _bytes(sum(sums.get(c, 0) for c in categories)) if categories else UNKNOWN))
-        if len(categories) > 1:
-            section.lines += [(f"  {c}", _bytes(sums[c])) for c in categories if c in sums]
+    for kind in DATA_TYPES:
+        total = _bytes(sum(sums.get(column, 0) for column in kind.columns)) if kind.columns else UNKNOWN
+        section.lines.append((kind.title, total))
+        if len(kind.columns) > 1:
+            section.lines += [(f"  {column}", _bytes(sums[column])) for column in kind.columns if column in sums]
     return section
 
 
@@ -332,4 +310,4 @@ def _bytes(size: float) -> str:
     return f"{size:,.1f} GiB"
 
 
-__all__ = ["DATA_TYPES", "UNKNOWN", "Section", "as_text", "print_rich", "repeats", "summary"]
+__all__ = ["UNKNOWN", "Section", "as_text", "print_rich", "repeats", "summary"]

@@ -23,8 +23,8 @@ class Tree:
         self._chip = estimate.chip
         self._place = {ipu.ipu: place for place, ipu in enumerate(estimate.ipus)}
         self._programs = Rows(
-            type=str, name=str, parent=int, ipu=int, operation=int, repeat=int, cycles=float, total_cycles=float,
-            tiles=int, exchange_bytes=float, code_bytes=float, control_bytes=float,
+            type=str, name=str, parent=int, ipu=int, operation=int, repeat=int, cycles=float, tile_cycles=float,
+            total_cycles=float, tiles=int, exchange_bytes=float, code_bytes=float, control_bytes=float,
         )  # fmt: skip
         self._vertices = Rows(program=int, type=str, per_tile=int, total=int, state_bytes=int, code_bytes=int)
         self._operations = Rows(
@@ -120,7 +120,8 @@ class Tree:
         if step.cycles or step.vertices:
             program = self._node(
                 "OnTileExecute", step.name, parent, ipu=place, operation=operation, tiles=step.tiles,
-                cycles=step.cycles + self._chip.sync_cycles if step.cycles else 0.0, total_cycles=step.total_cycles,
+                cycles=step.cycles + self._chip.sync_cycles if step.cycles else 0.0, tile_cycles=step.cycles,
+                total_cycles=step.total_cycles,
                 code_bytes=sum(code_size(v.codelet) for v in step.vertices), control_bytes=CONTROL_PER_STEP,
             )  # fmt: skip
             for vertices in step.vertices:
@@ -131,13 +132,13 @@ class Tree:
 
     def _node(
         self, kind: str, name: str, parent: int = NONE, ipu: int = NONE, operation: int = NONE, repeat: int = 1,
-        cycles: float = 0.0, total_cycles: float = 0.0, tiles: int = 0, exchange_bytes: float = 0.0,
-        code_bytes: float = 0.0, control_bytes: float = 0.0,
+        cycles: float = 0.0, tile_cycles: float = 0.0, total_cycles: float = 0.0, tiles: int = 0,
+        exchange_bytes: float = 0.0, code_bytes: float = 0.0, control_bytes: float = 0.0,
     ) -> int:  # fmt: skip
         return self._programs.add(
             type=kind, name=name, parent=parent, ipu=ipu, operation=operation, repeat=repeat, cycles=cycles,
-            total_cycles=total_cycles, tiles=tiles, exchange_bytes=exchange_bytes, code_bytes=code_bytes,
-            control_bytes=control_bytes,
+            tile_cycles=tile_cycles, total_cycles=total_cycles, tiles=tiles, exchange_bytes=exchange_bytes,
+            code_bytes=code_bytes, control_bytes=control_bytes,
         )  # fmt: skip
 
 
