@@ -172,6 +172,27 @@ class TestRuns:
         executor.destroy()
         assert [run["number"] for run in document(tmp_path / "inference")["execution"]["runs"]] == [2, 3, 4]
 
+    def test_the_end_of_the_program_completes_the_report(self, tmp_path):
+        script = (
+            "import torch, poptorch\n"
+            "options = poptorch.Options().enableProfiling('out')\n"
+            "options._Popart.options['engineOptions']['autoReport.streamAtEachRun'] = 'false'\n"
+            "executor = poptorch.inferenceModel(torch.nn.ReLU(), options)\n"
+            "executor(torch.ones(2))\n"
+        )
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
+        assert len(document(tmp_path / "out" / "inference")["execution"]["runs"]) == 1
+
+    def test_a_call_that_fails_is_not_kept(self, tmp_path):
+        executor = poptorch.inferenceModel(
+            torch.nn.Embedding(3, 2), poptorch.Options().enableProfiling(str(tmp_path))
+        )
+        executor(torch.tensor([0]))
+        with pytest.raises(IndexError):
+            executor(torch.tensor([7]))
+        executor.destroy()
+        assert document(tmp_path / "inference")["execution"]["calls"] == 1
+
     def test_a_trace_of_the_user_still_gets_all_spans(self, tmp_path):
         from poptorch.profiling.trace import Recorder
 
