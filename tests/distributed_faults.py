@@ -18,6 +18,7 @@ from torch import nn
 
 import poptorch
 from distributed_cases import FEATURES, ROWS, Net
+from poptorch.distributed import process_group
 
 
 class Stochastic(nn.Module):
@@ -189,6 +190,9 @@ def disagreements(process: int, processes: int) -> None:
     alone.Distributed.disable()
     if odd:  # nobody else trains this one
         _attempt("alone", Net(), alone, 0.1, 1, process)
+    if odd:  # a part of the group waits for its members only
+        with process_group.use_only({1}) as part:
+            print("members:", part.gather_values({"process": process}))
     inference = poptorch.inferenceModel(Net(), options())
     if odd:  # inference waits for no other process
         print("inference:", tuple(inference(*batch(process, 0))[0].shape))

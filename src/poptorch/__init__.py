@@ -4,6 +4,7 @@ The public names of the package, nothing else; grouped by the room that owns the
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # errors and logging
 from poptorch._logging import logger, setLogLevel
@@ -100,9 +101,10 @@ from poptorch import optim
 # data
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
-# the IPU Model
-from poptorch import ipu_model
-from poptorch.ipu_model.pipelining import autoPipeline
+# the IPU Model, which is loaded when it is first used: few programs ask for it
+if _TYPE_CHECKING:
+    from poptorch import ipu_model, report
+    from poptorch.ipu_model.pipelining import autoPipeline
 
 # executor
 from poptorch.executor.executor import PoplarExecutor
@@ -114,13 +116,27 @@ from poptorch import _args_parser, _impl, _poplar_executor, _utils
 from poptorch.compat.torch_ops import register as _register_torch_ops
 
 
+_LOADED_LATE = {
+    "ipu_model": "poptorch.ipu_model",
+    "autoPipeline": "poptorch.ipu_model.pipelining",
+    "report": "poptorch.report",
+}
+
+
 def __getattr__(name: str) -> object:
-    """Reports, imported at their first use; and names of earlier releases: each use logs what to write instead."""
-    if name == "report":
-        return _import_module("poptorch.report")
+    """Names that are loaded at first use, and names of earlier releases: these log what to write instead."""
+    if name in _LOADED_LATE:
+        module = _import_module(_LOADED_LATE[name])
+        found = getattr(module, name, module)
+        globals()[name] = found
+        return found
     if name in enums.DEPRECATED:
         return enums.deprecated_name(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LOADED_LATE})
 
 
 _prepare_process()

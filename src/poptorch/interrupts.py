@@ -6,6 +6,7 @@ import _thread
 import atexit
 import gc
 import io
+import itertools
 import signal
 import sys
 import threading
@@ -68,12 +69,15 @@ def leave_soon() -> None:
     gc.freeze()
 
 
-_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_FILES = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 
 
 def _flush_open_files() -> None:
     """Write out what Python holds of open files; those for text first, because they write to the others."""
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), _FILES)]
+    # In few steps, none of them Python: while the list exists, other threads cannot finish tuples that they are making.
+    everything = gc.get_objects()
+    found = list(itertools.compress(everything, map(_FILES.__contains__, map(type, everything))))
+    del everything
     for file in sorted(found, key=lambda file: not isinstance(file, io.TextIOWrapper)):
         try:
             if not file.closed:

@@ -51,4 +51,5 @@ def test_the_weights_of_process_0_replace_others_with_a_warning(said: list[list[
 
 def test_a_model_of_one_process_and_inference_wait_for_no_other(said: list[list[str]]) -> None:
     assert "alone: works" in said[1]
+    assert "members: [{'process': 1}]" in said[1]
     assert "inference: (4, 2)" in said[1]

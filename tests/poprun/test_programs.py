@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +162,14 @@ def test_the_sample_with_poprun(tmp_path: Path, alone: dict[str, torch.Tensor]) 
     assert [one["devices"] for one in found] == [[True, True, False]] * 2, "the two IPUs of each part"
     assert_same_training(found, alone)
     assert not list((tmp_path / "vipu").glob("*.json")), "the partition went with the job"
+
+
+def test_the_others_name_an_instance_that_is_killed(tmp_path: Path) -> None:
+    settings = {"POPTORCH_CODEGEN": "interpret", "HOME": str(tmp_path), "POPTORCH_VIPU_DIR": str(tmp_path / "vipu")}
+    command = [*poprun("--num-replicas=2", "--num-instances=2"), sys.executable, "killed.py"]
+    environment = {**os.environ, **settings}
+    done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "Instance 1 " in done.stderr
+    assert re.search(r"\[1,0\]<stderr>:.*RecoverableError.*process 1 .* has died", done.stderr), done.stderr[-3000:]
+    assert "PARTITION_RESET" in done.stderr

@@ -149,7 +149,7 @@ class ProcessExchange:
 def make_buckets(gradients: Mapping[str, torch.Tensor], limit: int = BUCKET_BYTES) -> list[Bucket]:
     """Divide gradients into buckets, each of one type, in their order: the same on every process.
 
-    >>> buckets = make_buckets({"a": torch.ones(2, 3), "b": torch.ones(40), "c": torch.ones(1)}, limit=250)
+    >>> buckets = make_buckets({"a": torch.ones(2, 3), "b": torch.ones(40), "c": torch.ones(1)}, limit=256)
     >>> [bucket.names for bucket in buckets]
     [['a', 'b'], ['c']]
     """

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from poptorch._logging import logger
 from poptorch.errors import Error
-from poptorch.ipu_model.result import Estimate
 from poptorch.options import Options
 from poptorch.options.engine import engine_options, wants_report
 
 if TYPE_CHECKING:
+    from poptorch.ipu_model.result import Estimate
     from poptorch.report.recording import Reporter
 
 

@@ -26,7 +26,7 @@ from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
-from poptorch.executor import caching, modelling
+from poptorch.executor import caching
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job
@@ -38,7 +38,6 @@ from poptorch.executor.target import Target, check_target
 from poptorch.host.build import build_host
 from poptorch.host.native_code import native_code
 from poptorch.host.store.code_store import CodeStore
-from poptorch.ipu_model.result import Estimate
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
 from poptorch.options.backend import announce_precision, validate_options
@@ -52,6 +51,7 @@ from poptorch.runtime.workers import Span
 from poptorch.schedule import Tick
 
 if TYPE_CHECKING:
+    from poptorch.ipu_model.result import Estimate
     from poptorch.report.recording import Reporter
 
 
@@ -446,6 +446,8 @@ class Session:
 
     def take_verdict(self) -> None:
         """Let the IPU Model say whether the program fits."""
+        from poptorch.executor import modelling  # the IPU Model is loaded when it is needed
+
         self._estimate = modelling.give_verdict(self.executable.device, self.wrapped.options)
 
     def open_report(self) -> None:
@@ -456,6 +458,8 @@ class Session:
     def estimate(self) -> Estimate:
         """What the IPU Model says of the program; worked out when it is asked for the first time."""
         if self._estimate is None:
+            from poptorch.executor import modelling
+
             self._estimate = modelling.estimate_for(self.executable.device, self.wrapped.options)
         return self._estimate
 

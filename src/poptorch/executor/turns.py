@@ -80,7 +80,10 @@ class Turns:
         with self._guard:
             before, self._last = self._last, place
         place.before = before
-        if before is None or not before.taken:
+        if before is None:
+            return None
+        if before.acquire(blocking=False):  # free after the new place was there: who comes now waits for that one
+            before.release()
             return None
 
         def wait(seconds: float) -> None:

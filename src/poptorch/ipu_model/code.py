@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from poptorch.ipu_model.book import OpRecord
+from poptorch.ipu_model.calibration import EXCHANGE_CODE, VERTEX_CODE, VERTEX_STATE
 from poptorch.ipu_model.steps import Exchange, Step
 from poptorch.ipu_model.tiles import TileBytes
 
@@ -20,8 +21,7 @@ CODE_BYTES = {
     "hmac": 800,
     "vmac": 1400,
     "outer": 600,
-    "partialsreduce": 1150,
-    "convreduce": 1150,
+    "reducepartials": 1150,
     "reduce": 1900,
     "scaledadd": 1800,
     "multislice": 500,
@@ -74,20 +74,22 @@ def code_size(codelet: str) -> int:
     """Bytes of the code of a family of vertices.
 
     >>> code_size("conv1x1"), code_size("binary_add"), code_size("something")
-    (1600, 750, 600)
+    (992, 465, 372)
     """
     name = codelet.lower().replace("_", "").replace("-", "")
     found = [key for key in CODE_BYTES if name.startswith(key)]
-    return CODE_BYTES[max(found, key=len)] if found else OTHER_CODE
+    size = CODE_BYTES[max(found, key=len)] if found else OTHER_CODE
+    return round(VERTEX_CODE.value * size)
 
 
 def exchange_code(exchange: Exchange) -> float:
     """Bytes of instructions of one exchange on the busiest tile.
 
-    >>> exchange_code(Exchange(tile_bytes=1024.0, fragments=10))
-    160.0
+    >>> round(exchange_code(Exchange(tile_bytes=1024.0, fragments=10)), 1)
+    28.8
     """
-    return 4.0 * (EXCHANGE_BASE + 3 * exchange.fragments + math.ceil(exchange.tile_bytes / SEND_BYTES))
+    instructions = EXCHANGE_BASE + 3 * exchange.fragments + math.ceil(exchange.tile_bytes / SEND_BYTES)
+    return EXCHANGE_CODE.value * 4.0 * instructions
 
 
 @dataclass
@@ -128,7 +130,7 @@ class CodeBytes:
             self._add("exchange code", tiles, exchange_code(step.exchange))
         for vertices in step.vertices:
             tiles = min(self.tiles, max(1, min(step.tiles, vertices.total)))
-            share = max(vertices.total * vertices.state_bytes / tiles, 1.0 * vertices.state_bytes)
+            share = VERTEX_STATE.value * max(vertices.total * vertices.state_bytes / tiles, 1.0 * vertices.state_bytes)
             self._add("vertex state", tiles, share)
             have = self._codelets.get(vertices.codelet, 0)
             if tiles > have:

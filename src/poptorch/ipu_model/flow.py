@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import fx
 
 from poptorch.compiler.device_program import DeviceProgram
@@ -14,6 +15,7 @@ from poptorch.compiler.memory import Category
 from poptorch.compiler.passes.stages import StageProgram
 from poptorch.compiler.plan import Ordering
 from poptorch.ipu_model.tiles import element_bytes, tensor_bytes
+from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.graphs import memory_root
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Role
@@ -138,7 +140,7 @@ class Flow:
             for ipu in dict.fromkeys(self.ipu_of(c) for c in value.consumers):
                 last = max(self.number(c) for c in value.consumers if self.ipu_of(c) == ipu)
                 entries = last - self._arrival(value, ipu) + 1
-                if entries > 1:
+                if entries > 1 and not self._accumulates(value, ipu):
                     found.append(Stash(value, ipu, entries, on_chip))
         return (*found, *self._input_stashes())
 
@@ -152,6 +154,11 @@ class Flow:
                 item = element_bytes(port.dtype)
                 value = Value(port.name, math.prod(port.shape) * item, item, stage.part, (stage.slot,), ())
                 yield Stash(value, self.ipu_of(stage.slot), entries)
+
+    def _accumulates(self, value: Value, ipu: int) -> bool:
+        """Whether an IPU only adds a value to the gradient of a weight: the accumulator takes each when it comes."""
+        stages = [s for s in self.device.plan.stages if s.slot in value.consumers and self.ipu_of(s.slot) == ipu]
+        return all(_adds_to_gradient(stage, value.edges) for stage in stages)
 
     def _arrival(self, value: Value, ipu: int) -> int:
         """The pipeline stage in which an IPU gets a value."""
@@ -179,6 +186,29 @@ class Flow:
     @cached_property
     def _stashes_on(self) -> dict[int, list[Stash]]:
         return {ipu: [s for s in self.stashes if s.ipu == ipu] for ipu in self.ipus}
+
+
+def _adds_to_gradient(stage: StageProgram, edges: Iterable[int]) -> bool:
+    """Whether a stage uses what comes over some edges for nothing but the sum that is a gradient."""
+    inputs = [node for node, port in stage.program.placeholders() if port.role is Role.INPUT]
+    gradients = set(stage.program.values_of(OutputKind.GRADIENT))
+    received = dict(zip(stage.receives, inputs[len(stage.inputs) :], strict=True))
+    return all(_leads_to(received[edge], gradients) for edge in edges if edge in received)
+
+
+_ACCUMULATING = (torch.ops.aten.add.Tensor, torch.ops.aten.copy.default)
+"""What back-propagation does with the gradients of a weight that is used twice: it adds them, and fixes the layout."""
+
+
+def _leads_to(node: fx.Node, gradients: set[fx.Node]) -> bool:
+    while node not in gradients:
+        users = [user for user in node.users if user.target is not torch.ops.aten.new_empty_strided.default]
+        if len(users) != 1 or users[0].op != "call_function":
+            return False
+        node = users[0]
+        if not (traits_of(node).kind is Kind.VIEW or node.target in _ACCUMULATING):
+            return False
+    return True
 
 
 __all__ = ["Flow", "Stash", "Transfer", "Value"]

@@ -51,7 +51,8 @@ def vector_outer(name: str, rows: int, columns: int, dtype: torch.dtype) -> floa
         start = 7 if columns % width == 0 else 25
         return _SUPERVISOR + WORKERS * (15 + rows * (start + -(-columns // width) * each))
 
-    return min(work(-(-rows // WORKERS), columns), work(rows, -(-columns // WORKERS)))
+    vectors = -(-columns // width)
+    return min(work(-(-rows // WORKERS), columns), work(rows, -(-vectors // WORKERS) * width))
 
 
 def vector_inner(name: str, length: int, elements: int, dtype: torch.dtype, in_place: bool = False) -> float:

@@ -17,6 +17,10 @@ _PIECES = 12
 """Pieces in which a tile receives an operand: tiles that hold neighbouring parts send them as one."""
 
 
+_SLOW_COPY = {4: 3.125, 2: 5.15}
+"""Cycles per byte to reorder rows that do not end on 64 bits, by the bytes of the largest pieces that fit into them."""
+
+
 def _check(proportion: float) -> None:
     if not 0.0 <= proportion <= 1.0:
         raise createPoptorchError(f"A proportion of the memory of a tile is a number from 0 to 1, not {proportion!r}.")
@@ -99,9 +103,9 @@ def plan_convolution(
 def _arrange(chip: Architecture, elements: int, channels: int, types: Types) -> Step:
     """Copy an operand into the layout that the vertices read: exchange it, then reorder it on the tile."""
     element = types.operands.itemsize
-    whole = channels * element % 8 == 0
     share = math.ceil(elements / chip.tiles) * element
-    cycles = math.ceil(share * (5 / 4 if whole else 5 / 3) / min(8, element))
+    atom = math.gcd(channels * element, 8)
+    cycles = math.ceil(share * (5 / 4 / min(8, element) if atom == 8 else _SLOW_COPY[max(2, atom)]))
     tiles = min(chip.tiles, elements)
     pieces = max(1, min(4, math.ceil(share / 128)))
     return Step(

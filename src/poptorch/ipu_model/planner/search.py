@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from poptorch.ipu_model.architecture import Architecture, vector_width
+from poptorch.ipu_model.calibration import PLANNED_COMPUTE
 from poptorch.ipu_model.cycles.convolution import Array, cast_partials, ceil_div, reduce_partials, reduction_stages
 from poptorch.ipu_model.planner.methods import Method, TileSizes, methods
 from poptorch.ipu_model.planner.shapes import Work, split_sizes
@@ -254,12 +255,16 @@ class _Candidates:
             t.kernel_rows[keep],
         )  # fmt: skip
 
+    def _computes(self, keep: Indices) -> Array:
+        """Cycles of the vertices that multiply."""
+        return PLANNED_COMPUTE.value * self.method.cycles(self._at(keep))
+
     def _totals(self, keep: Indices) -> Array:
         """Cycles of everything, for some candidates."""
         chip = self.chip
         step = chip.sync_cycles
         exchange = np.ceil(self.exchange_bytes[keep] / chip.exchange_bytes) + chip.exchange_skew + step
-        total = exchange + self.method.cycles(self._at(keep)) + step
+        total = exchange + self._computes(keep) + step
         total = total + self._transposes(keep) + self._slices(keep) + self._additions(keep) + self._casts(keep)
         for depth in np.unique(self.depth[keep]):
             here = self.depth[keep] == depth
@@ -278,8 +283,8 @@ class _Candidates:
             half_output = self.types.half_partials if place + 1 < len(steps) else self.types.half_operands
             moved = np.ceil(elements * self.types.partials.itemsize)
             elements = ceil_div(elements, number)
-            work = reduce_partials(elements, number - 1, half_output, self.types.half_partials)
-            stages.append((number, moved, work))
+            work = reduce_partials(elements, number, half_output, self.types.half_partials, single_input=False)
+            stages.append((number, moved, PLANNED_COMPUTE.value * work))
         return stages
 
     def _transposes(self, keep: Indices) -> Array:
@@ -338,7 +343,7 @@ class _Candidates:
             weight_bytes=float(self.weight_bytes[at]),
             partial_elements=float(self.partial_elements[at]),
             exchange_bytes=float(self.exchange_bytes[at]),
-            cycles=float(self.method.cycles(self._at(keep))[0]),
+            cycles=float(self._computes(keep)[0]),
             transpose_cycles=without_sync(self._transposes(keep)),
             slice_cycles=without_sync(self._slices(keep)),
             add_cycles=without_sync(self._additions(keep)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from poptorch.ipu_model.architecture import Architecture
+from poptorch.ipu_model.cycles import copying
 from poptorch.ipu_model.cycles import elementwise as cycles
 from poptorch.ipu_model.cycles.loops import BINARY_NAMES
 from poptorch.ipu_model.cycles.scaled_add import scaled_add
@@ -217,7 +218,8 @@ def binary_steps(
         length = max(1, min(needed, own))
         if inner:
             lengths = {length, -(-length // 4) * 4, -(-length // 8) * 8}
-            return min(cycles.vector_inner(word, each, max(own, each), dtype) for each in lengths)
+            laid_out = cycles.binary(word, own, dtype) + copying.copy(own * dtype.itemsize)
+            return min(laid_out, *(cycles.vector_inner(word, each, max(own, each), dtype) for each in lengths))
         columns = max(1, -(-own // length))
         even = -(-columns // 4) * 4
         return min(cycles.vector_outer(word, length, each, dtype) for each in {columns, even})

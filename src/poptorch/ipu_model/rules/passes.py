@@ -19,7 +19,7 @@ TILE_COUNTS = tuple(sorted({*(round(1.1**k) for k in range(4, 77)), 1, 1216, 144
 
 STATE = {
     "unary": 12, "binary": 12, "scalar": 12, "broadcast": 16, "select": 16, "clamp": 16, "cast": 12, "nonlinearity": 12,
-    "gradient": 16, "fused": 20, "fill": 8, "reduce": 20, "copy": 12, "random": 16, "slice": 32, "update": 36,
+    "gradient": 16, "fused": 20, "fill": 8, "reduce": 36, "copy": 12, "random": 16, "slice": 32, "update": 36,
     "pool": 60, "scaled_add": 16, "search": 24, "transpose": 16,
 }  # fmt: skip
 """Bytes of the state of one vertex. Fitted to a BERT-Large layer: 11..17 for one operation on elements, 110 for a
@@ -138,11 +138,12 @@ def _blocks(
     across = max(1, min(outputs, chip.tiles // parts))
     own, depth = -(-outputs // across), -(-reduced // parts)
     cost = reductions.tile(depth, own, dtype, kind, rows)
+    holding = max(across * parts, -(-outputs * reduced // elements_on_tile(outputs * reduced, dtype, chip)))
     first = Step(
         name,
         cycles=cost,
         total_cycles=cost * across * parts,
-        vertices=(Vertices("reduce", 1, across * parts, STATE["reduce"]),),
+        vertices=(Vertices("reduce", 1, holding, STATE["reduce"]),),  # on all tiles that hold some of the operand
         tiles=across * parts,
         temporary_bytes=4.0 * own if parts > 1 else 0.0,
     )

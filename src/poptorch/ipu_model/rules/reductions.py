@@ -13,7 +13,16 @@ from poptorch.ipu_model.cycles import elementwise as elementwise_cycles
 from poptorch.ipu_model.cycles import nonlinear
 from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
-from poptorch.ipu_model.rules.passes import each_element, elements_on_tile, move, on_best_tiles, reduce
+from poptorch.ipu_model.rules.passes import (
+    STATE,
+    TILE_COUNTS,
+    durations,
+    each_element,
+    elements_on_tile,
+    move,
+    on_best_tiles,
+    reduce,
+)
 from poptorch.ipu_model.steps import Exchange, OpCost, Step, Vertices
 
 
@@ -155,22 +164,41 @@ _SCAN_CYCLES = {"cumsum": 3, "cumprod": 3, "cummax": 5, "cummin": 5, "logcumsume
 
 
 def scan(chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, each: float = 3.0) -> list[Step]:
-    """Each tile scans what it has of a row; the totals of the tiles are scanned; then each adds what came before."""
-    elements = rows * length
+    """Each tile scans what it has of a row; the totals of the tiles are scanned; then each adds what came before.
 
-    def local(own: int) -> float:
-        return chip.workers * (30 + each * -(-own // chip.workers))
+    Tries how many tiles should share a row.
+    """
+    if not rows or not length:
+        return []
+    plans = (
+        _shared_scan(chip, name, rows, length, dtype, each, parts)
+        for parts in TILE_COUNTS
+        if parts <= min(chip.tiles, length)
+    )
+    return min(plans, key=lambda steps: durations(steps, chip))
 
-    steps = [each_element(chip, name, elements, dtype, local, "search")]
-    parts = -(-length // max(1, elements_on_tile(elements, dtype, chip)))
+
+def _shared_scan(
+    chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, each: float, parts: int
+) -> list[Step]:
+    tiles = min(rows, chip.tiles // parts) * parts
+    own = -(-rows // (chip.tiles // parts)) * -(-length // parts)
+    steps = [_scan_step(chip, name, own, each, tiles, 0.0)]
     if parts > 1:
-
-        def total(own: int) -> float:
-            return chip.workers * (30 + each * own * parts)
-
-        totals = each_element(chip, f"{name}: totals", rows, torch.float32, total, "search", 4.0 * parts, parts)
-        steps += [totals, *sequence(chip, name, "add#", elements, dtype, moved=8.0)]
+        few = -(-rows // chip.tiles)
+        busy, totals = min(rows, chip.tiles), few * parts
+        steps.append(_scan_step(chip, f"{name}: totals", totals, each * chip.workers, busy, 4.0 * totals))
+        added = elementwise_cycles.scalar("add", own, dtype)
+        exchange = Exchange(8.0, 8.0 * tiles, 1)
+        vertices = (Vertices("scalar", 1, tiles, STATE["scalar"]),)
+        steps.append(Step(f"{name}: add", added, added * tiles, exchange, vertices, tiles))
     return steps
+
+
+def _scan_step(chip: Architecture, name: str, elements: int, each: float, tiles: int, received: float) -> Step:
+    cycles = chip.workers * (30 + each * -(-elements // chip.workers))
+    exchange = Exchange(received, received * tiles, max(1, int(received) // 4)) if received else None
+    return Step(name, cycles, cycles * tiles, exchange, (Vertices("search", 1, tiles, 24),), tiles, 1, received)
 
 
 def _scan(call: Call) -> OpCost:
@@ -178,7 +206,7 @@ def _scan(call: Call) -> OpCost:
     rows, length, together = split_of(operand, call.get("dim", -1))
     dtype = call.result.element_type
     each = _SCAN_CYCLES.get(call.name, 3)
-    steps = on_best_tiles(call.chip, lambda chip: scan(chip, call.name, rows, length, dtype, each))
+    steps = scan(call.chip, call.name, rows, length, dtype, each)
     if not together:
         steps.insert(0, move(call.chip, f"{call.name}: arrange", operand.elements, dtype, aligned=False))
     return OpCost(tuple(steps), float(operand.elements))
