@@ -150,9 +150,9 @@ def companions() -> str:
 
 
 def exported_names() -> dict[str, object]:
-    """What ``poptorch/__init__.py`` imports by name; submodules that merely got loaded are not meant."""
+    """What ``poptorch/__init__.py`` imports by name, also at first use; submodules that merely got loaded are not."""
     source = Path(inspect.getfile(poptorch)).read_text(encoding="utf-8")
-    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     names = [alias.asname or alias.name for node in imports for alias in node.names]
     return {name: getattr(poptorch, name) for name in names if not name.startswith("_")}
 

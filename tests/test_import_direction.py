@@ -80,6 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime.values",
     },
     "ipu_model": {*FOUNDATION, *ROAD, "profiling", "compiler", "compiler.passes"},
+    "report": {*FOUNDATION, "options", "profiling", "ipu_model"},
     "distributed": {*FOUNDATION},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},

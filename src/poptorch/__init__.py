@@ -103,7 +103,7 @@ from poptorch.data import AsynchronousDataAccessor, DataLoader
 
 # the IPU Model, which is loaded when it is first used: few programs ask for it
 if _TYPE_CHECKING:
-    from poptorch import ipu_model
+    from poptorch import ipu_model, report
     from poptorch.ipu_model.pipelining import autoPipeline
 
 # executor
@@ -116,7 +116,11 @@ from poptorch import _args_parser, _impl, _poplar_executor, _utils
 from poptorch.compat.torch_ops import register as _register_torch_ops
 
 
-_LOADED_LATE = {"ipu_model": "poptorch.ipu_model", "autoPipeline": "poptorch.ipu_model.pipelining"}
+_LOADED_LATE = {
+    "ipu_model": "poptorch.ipu_model",
+    "autoPipeline": "poptorch.ipu_model.pipelining",
+    "report": "poptorch.report",
+}
 
 
 def __getattr__(name: str) -> object:

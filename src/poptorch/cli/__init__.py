@@ -6,15 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from poptorch.cli import cache, devices, estimate
+from poptorch.cli import cache, devices, estimate, report
 from poptorch.errors import Error
 
-_COMMANDS = (cache.add_to, devices.add_to, estimate.add_to)
+_COMMANDS = (cache.add_to, devices.add_to, estimate.add_to, report.add_to)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m poptorch", description="Caches, and estimates of models.")
+    parser = argparse.ArgumentParser(prog="python -m poptorch", description="Caches, devices, estimates, reports.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add_to in _COMMANDS:
         add_to(commands)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
@@ -16,6 +13,7 @@ from poptorch.ipu_model.estimation import estimate_program
 from poptorch.ipu_model.page import verdict
 from poptorch.ipu_model.result import Estimate
 from poptorch.options import Options
+from poptorch.options.engine import engine_options, is_true
 
 _SMALL_TILES = 4
 _OFFLINE = {1: "mk1", 2: "mk2", 21: "c600"}
@@ -65,13 +63,5 @@ def give_verdict(device: DeviceProgram, options: Options) -> Estimate | None:
 
 
 def _may_exceed(options: Options) -> bool:
-    """What the engine options say about programs that do not fit; the environment wins."""
-    given: dict[str, Any] = dict(options._Popart.options.get("engineOptions", {}))
-    text = environment.POPLAR_ENGINE_OPTIONS.read()
-    if text:
-        try:
-            in_environment = json.loads(text)
-        except ValueError as why:
-            raise createPoptorchError(f"POPLAR_ENGINE_OPTIONS is no JSON: {why}. It is {text!r}.") from None
-        given.update(in_environment if isinstance(in_environment, dict) else {})
-    return str(given.get(_ALLOW, "true")).lower() != "false"
+    """What the engine options say about programs that do not fit."""
+    return is_true(engine_options(options), _ALLOW, True)

@@ -32,6 +32,7 @@ from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
+from poptorch.executor.reporting import reporter_for
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target
 from poptorch.host.build import build_host
@@ -51,6 +52,7 @@ from poptorch.schedule import Tick
 
 if TYPE_CHECKING:
     from poptorch.ipu_model.result import Estimate
+    from poptorch.report.recording import Reporter
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class Session:
         self._calls = 0
         self._has_run = False
         self._estimate: Estimate | None = None
+        self._reporter: Reporter | None = None
 
     @classmethod
     def compile(
@@ -182,6 +185,7 @@ class Session:
                 session.engine.trace = trace
                 if uses_ipu_model(options):
                     session.take_verdict()
+                session.open_report()
                 session.start(progress)
             if job is not None:  # after this process's turn: the others may be waiting for theirs
                 job.agree(session)
@@ -248,6 +252,8 @@ class Session:
         """Free the device; the session is not used again."""
         self._target.detach()
         self.wrapped.weights.close()
+        if self._reporter is not None:
+            self._reporter.finish()
 
     # -- what is on the device -----------------------------------------------------------------------------------
 
@@ -322,11 +328,17 @@ class Session:
         self._device_changes()
         with wrapped.weights.unwatched():  # host operations of the model may look at it in the middle of a step
             try:
-                results = self.engine.run(inputs)
+                results = self._measured(inputs)
             except Exception as error:  # noqa: BLE001  (raised again)
                 raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def _measured(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._reporter is None:
+            return self.engine.run(inputs)
+        with self._reporter.run(self.engine):
+            return self.engine.run(inputs)
 
     def inputs_of(self, call: BoundCall) -> list[torch.Tensor]:
         """The tensors of a call as the program takes them."""
@@ -437,6 +449,10 @@ class Session:
         from poptorch.executor import modelling  # the IPU Model is loaded when it is needed
 
         self._estimate = modelling.give_verdict(self.executable.device, self.wrapped.options)
+
+    def open_report(self) -> None:
+        """Write a report, if the engine options ask for one."""
+        self._reporter = reporter_for(lambda: self.estimate, self.wrapped.options, self.wrapped.link is not None)
 
     @property
     def estimate(self) -> Estimate:

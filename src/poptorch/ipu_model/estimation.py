@@ -105,6 +105,7 @@ def estimate_program(device: DeviceProgram, chip: Architecture) -> Estimate:
         uncovered_ops=dict(book.uncovered),
         operations=book.operations,
         kinds=book.kinds,
+        update=update,
     )
 
 

@@ -14,6 +14,7 @@ from poptorch.ipu_model.memory import IpuMemory
 from poptorch.ipu_model.page import comparison_text, page
 from poptorch.ipu_model.suggestions import suggestions_for
 from poptorch.ipu_model.timeline import SlotTime, Timeline
+from poptorch.ipu_model.updating import UpdateCosts
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Estimate:
     operations: int = 0
     kinds: int = 0
     """Different operations among these; equal ones are worked out once."""
+
+    update: UpdateCosts = field(default_factory=UpdateCosts, repr=False)
+    """The operations of one weight update."""
 
     @property
     def replicas(self) -> int:

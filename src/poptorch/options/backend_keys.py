@@ -203,7 +203,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
     "constantWeights": ("none", "weights can always be changed between runs here"),
     "enableFloatingPointChecks": ("host", "overflows and invalid operations raise"),
     "enableStochasticRounding": ("host", "float16 results are rounded at random"),
-    "engineOptions": ("modelled", "whether a program that does not fit is an error; layout hints are not needed"),
+    "engineOptions": ("modelled", "whether a program that does not fit is an error; which reports are written"),
     "reportOptions": ("none", "the report of this package has no variants"),
     "syntheticDataMode": ("host", "inputs are generated instead of transferred"),
     "instrumentWithHardwareCycleCounter": ("modelled", "cycles are computed by the IPU Model"),

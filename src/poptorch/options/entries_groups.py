@@ -411,7 +411,7 @@ _PASSTHROUGH = (
         apply=do.popart_set_engine_options,
         doc="Options of the engine by name; replaces earlier ones.",
         effect="modelled",
-        effect_note="``debug.allowOutOfMemory`` decides about programs that do not fit; layout hints are not needed.",
+        effect_note="``debug.allowOutOfMemory`` decides about programs that do not fit, ``autoReport.*`` on reports.",
         example='{"debug.allowOutOfMemory": "true"}',
         stored="{'debug.allowOutOfMemory': 'true'}",
     ),
