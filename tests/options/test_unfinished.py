@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import pytest
 import torch
 
 import poptorch
@@ -24,20 +23,3 @@ def test_a_setting_without_effect_is_mentioned_once(caplog):
 def test_defaults_are_not_mentioned():
     assert mention_unfinished(poptorch.Options()) == []
     assert mention_unfinished(poptorch.Options().enableExecutableCaching(None)) == []
-
-
-def test_training_over_several_processes_is_refused():
-    options = poptorch.Options()
-    options.Distributed.configureProcessId(0, 2)
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x):
-            return poptorch.identity_loss((x * self.weight).sum(), reduction="none")
-
-    model = Model()
-    with pytest.raises(poptorch.Error, match="Training over 2 processes"):
-        poptorch.trainingModel(model, options)(torch.ones(1))
