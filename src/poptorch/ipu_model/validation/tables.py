@@ -80,7 +80,7 @@ def summary(results: Sequence[Result]) -> list[str]:
 CAVEATS = """\
 ## How far to trust these errors
 
-The errors above are kinder than those of a model that nobody has seen before, also where a number was left out of a fit.
+The errors above are kinder than those of a model that was never looked at, also where a number was left out of a fit.
 
 Choices that were made while looking at these very numbers, so that leaving one out does not undo them:
 
@@ -93,7 +93,7 @@ Choices that were made while looking at these very numbers, so that leaving one 
 * The memory of the vendor's run is compared without stacks, which its report does not list; with them it is 21% too
   large. Its published variables are the sum of two numbers of that report. State of vertices and code were not
   compared for this run.
-* Bytes of state, control code and pieces of an exchange in the rules were chosen to match the same BERT-Large compilation
+* Bytes of state, control code and pieces of an exchange in the rules were chosen to match the BERT-Large compilation
   that the memory table shows.
 
 Parts of configurations that are not public, or that differ:
