@@ -15,7 +15,7 @@ from poptorch.ipu_model.validation.applications import APPLICATIONS, Application
 from poptorch.ipu_model.validation.fitting import Scaled, fitted, left_out, planned_share
 from poptorch.ipu_model.validation.measurements import measurements, two_products
 from poptorch.ipu_model.validation.residual import ResNet50
-from poptorch.ipu_model.validation.tables import Result, errors, line, number, page, picture, summary
+from poptorch.ipu_model.validation.tables import CAVEATS, Result, errors, line, number, page, picture, summary
 from poptorch.ipu_model.validation.transformers import BASE, LARGE, PretrainingBert, VisionTransformer, places
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
@@ -130,6 +130,7 @@ def test_the_page_is_up_to_date():
     assert (DOCS / validate.PICTURE).exists()
     for name in [*(it.name for it in measurements()), *(it.name for it in APPLICATIONS)]:
         assert name in text, f"run `python -m poptorch.ipu_model.validate --write docs`: {name} is missing"
+    assert CAVEATS in text
     for knob in KNOBS:
         assert f"| `{knob.name}` | {knob.value:g} |" in text
 

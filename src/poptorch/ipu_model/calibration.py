@@ -1,6 +1,7 @@
 """The fitted constants of the IPU Model: few, with names, the same for every model.
 
-Everything else is a public fact or follows from one. ``python -m poptorch.ipu_model.validate`` says which values fit
+Other constants are public facts, follow from such, or were chosen by hand; the page about accuracy lists the choices
+that were made with the published numbers in view. ``python -m poptorch.ipu_model.validate`` says which values fit
 best to the published numbers that each of them names.
 """
 

@@ -86,7 +86,7 @@ def exchange_code(exchange: Exchange) -> float:
     """Bytes of instructions of one exchange on the busiest tile.
 
     >>> round(exchange_code(Exchange(tile_bytes=1024.0, fragments=10)), 1)
-    28.8
+    28.0
     """
     instructions = EXCHANGE_BASE + 3 * exchange.fragments + math.ceil(exchange.tile_bytes / SEND_BYTES)
     return EXCHANGE_CODE.value * 4.0 * instructions
