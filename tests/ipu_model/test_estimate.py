@@ -99,6 +99,18 @@ class TestFigures:
 
 
 class TestPipelines:
+    def test_stochastic_rounding_does_not_change_what_is_computed_again(self):
+        found = []
+        for rounding in (False, True):
+            model = Layers(ipus=2).to("meta").half()
+            options = poptorch.Options()
+            options.Training.gradientAccumulation(8)
+            options.Precision.enableStochasticRounding(rounding)
+            optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+            found.append(estimate(model, options, inputs(16).half(), optimizer=optimizer))
+            assert options._Popart.options["enableStochasticRounding"] is rounding
+        assert found[0].to_dict() == found[1].to_dict()
+
     def test_each_further_micro_batch_takes_one_cycle(self):
         model = Layers(ipus=2).to("meta")
         seven, eight, many = (training(model, accumulation) for accumulation in (7, 8, 2000))
