@@ -230,7 +230,9 @@ def test_partitions_that_exist(registry: Registry, capfd: pytest.CaptureFixture[
     capfd.readouterr()
     assert main([*job, *sh(VARIABLES)]) != 0
     assert "several partitions: fixed, free. Choose one with --vipu-partition" in capfd.readouterr().err
+    before = dict(os.environ)
     assert main([*job, "--vipu-partition", "free", *sh(VARIABLES)]) == 0
+    assert dict(os.environ) == before, "what instances are told is not for the launcher itself"
     assert tagged(capfd.readouterr().out) == [f"[1,{i}]<stdout>:node=12 gcd= partition=free" for i in range(2)]
     assert main(["--num-replicas=16", "--num-instances=2", "--vipu-partition=free", "true"]) != 0
     assert "There are 8 in the partition 'free'" in capfd.readouterr().err

@@ -27,17 +27,10 @@ PATIENCE = 300
 TYPES = [torch.float16, torch.float32, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
-def plain_environment() -> dict[str, str]:
-    """This process's variables without those that say something about jobs, partitions and systems."""
-    told = ("POPDIST_", "IPUOF_", "OMPI_", "PMIX_", "POPTORCH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(told)}
-    return {**kept, "POPTORCH_DEVICES_DIR": os.environ["POPTORCH_DEVICES_DIR"]}
-
-
 def run(command: list[str], folder: Path, **variables: str) -> tuple[str, list[dict[str, Any]]]:
     """What a job printed, and what its processes wrote."""
     settings = {"POPTORCH_CODEGEN": "interpret", "HOME": str(folder), "POPTORCH_VIPU_DIR": str(folder / "vipu")}
-    environment = {**plain_environment(), **settings, **variables}
+    environment = {**os.environ, **settings, **variables}
     done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     files = sorted(folder.glob("[0-9]*.pt"))
@@ -174,7 +167,7 @@ def test_the_sample_with_poprun(tmp_path: Path, alone: dict[str, torch.Tensor]) 
 def test_the_others_name_an_instance_that_is_killed(tmp_path: Path) -> None:
     settings = {"POPTORCH_CODEGEN": "interpret", "HOME": str(tmp_path), "POPTORCH_VIPU_DIR": str(tmp_path / "vipu")}
     command = [*poprun("--num-replicas=2", "--num-instances=2"), sys.executable, "killed.py"]
-    environment = {**plain_environment(), **settings}
+    environment = {**os.environ, **settings}
     done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 128 + signal.SIGKILL
     assert "Instance 1 " in done.stderr

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from popdist import context
@@ -186,9 +187,24 @@ def _parents(layout: Layout, total: int, variables: Mapping[str, str]) -> tuple[
     first = 2 * total - 2 * total // size
     if count > 1:
         return tuple(range(first, first + count))
-    os.environ.update(variables)  # what is free is asked in the partition's own numbers
-    free = attachment.suggestion(size)
+    with _told(variables):  # what is free is asked in the partition's own numbers
+        free = attachment.suggestion(size)
     return (first if free is None else free,)
+
+
+@contextmanager
+def _told(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process with the variables of an instance, for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _server_variables(settings: Settings, name: str) -> dict[str, str]:
