@@ -14,10 +14,11 @@ False
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from poptorch.errors import createPoptorchError
 
@@ -450,3 +451,20 @@ def ipu_model_version() -> str:
     if ipu_model_request().small:
         return os.environ.get(IPU_MODEL_VERSION.name, IPU_MODEL_VERSION.default)
     return IPU_MODEL_VERSION.read()
+
+
+def json_object(text: str | None) -> tuple[dict[str, Any], str]:
+    """The JSON object in a variable's text, and what is wrong with the text: nothing, if the second is empty.
+
+    >>> json_object('{"enable": "true"}'), json_object(None)
+    (({'enable': 'true'}, ''), ({}, ''))
+    >>> json_object("[1]")
+    ({}, 'it is not an object')
+    """
+    if not text:
+        return {}, ""
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        return {}, str(error)
+    return (parsed, "") if isinstance(parsed, dict) else ({}, "it is not an object")

@@ -110,11 +110,19 @@ class TestEngineOptions:
             engine_options(options)
         assert "'autoReport.outputArchive' has no effect" in caplog.text
 
-    def test_names_about_real_hardware_are_silent(self, monkeypatch, caplog):
+    def test_names_about_real_hardware_are_mentioned_once(self, monkeypatch, caplog):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"debug.instrument":"true", "opt.useAutoloader":"true"}')
+        with caplog.at_level(logging.INFO, logger="poptorch"):
+            for _ in range(2):
+                assert not wants_report(engine_options(poptorch.Options()))
+        assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+        assert all("has no effect on virtual ones" in record.message for record in caplog.records)
+
+    def test_names_that_have_an_option_of_their_own_are_a_warning(self, monkeypatch, caplog):
+        monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"prng.seed":"3"}')
         with caplog.at_level(logging.WARNING):
-            assert not wants_report(engine_options(poptorch.Options()))
-        assert not caplog.records
+            engine_options(poptorch.Options())
+        assert "'prng.seed' has no effect: use Options.randomSeed()" in caplog.text
 
     def test_json_booleans_are_taken(self, monkeypatch):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": true}')

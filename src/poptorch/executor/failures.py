@@ -69,7 +69,7 @@ class _Finding:
 
 
 def _rewritten(error: Exception, cause: Exception, text: str) -> Exception:
-    """An error with another text that whoever catches ``error`` catches as well."""
+    """An error with another text. Handlers of ``error`` catch it as well."""
     if isinstance(cause, IndexError):
         return IndexOutOfRange(text)
     error.args = (text,)

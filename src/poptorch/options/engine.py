@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from poptorch import environment
-from poptorch._logging import warn_once
+from poptorch._logging import log_once, warn_once
 
 _EXAMPLE = '{"autoReport.all":"true"}'
 
@@ -35,9 +35,15 @@ _HARDWARE = frozenset({
     "opt.internalExchangeOptimisationTarget", "opt.enableMultiAccessCopies", "opt.enableInlining",
     "opt.maxComputeSetsPerLoweredCopy", "opt.useAutoloader", "opt.maxCompilationThreads", "exchange.enablePrefetch",
     "exchange.streamBufferOverlap", "exchange.multicastPolicy", "streamCallbacks.multiThreadMode",
-    "streamCallbacks.numWorkerThreads", "prng.seed", "prng.enableStochasticRounding",
+    "streamCallbacks.numWorkerThreads",
 })  # fmt: skip
 """What steers counters, buffers and the compiler of real IPUs. Results do not depend on it."""
+
+_ELSEWHERE = {
+    "prng.seed": "use Options.randomSeed()",
+    "prng.enableStochasticRounding": "use Options.Precision.enableStochasticRounding()",
+}
+"""What changes results, and has an option of its own."""
 
 
 def engine_options(options: Any) -> dict[str, str]:
@@ -82,29 +88,28 @@ def wants_report(settings: Mapping[str, str]) -> bool:
 
 
 def _in_environment(text: str | None) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        reason = str(error)
-    else:
-        if isinstance(parsed, dict):
-            return parsed
-        reason = "it is not an object"
-    warn_once(
-        ("POPLAR_ENGINE_OPTIONS", text),
-        f"POPLAR_ENGINE_OPTIONS must be a JSON object such as {_EXAMPLE}; {text!r} is none: {reason}. "
-        "It has no effect.",
-    )
-    return {}
+    given, problem = environment.json_object(text)
+    if problem:
+        warn_once(
+            ("POPLAR_ENGINE_OPTIONS", text),
+            f"POPLAR_ENGINE_OPTIONS must be a JSON object such as {_EXAMPLE}; {text!r} is none: {problem}. "
+            "It has no effect.",
+        )
+    return given
 
 
 def _mention(key: str, value: Any) -> None:
-    if key in _NO_FILE and _text(value).lower() == "true":
-        warn_once(("engine option", key), f"The engine option {key!r} has no effect: {_NO_FILE[key]}.")
-    elif key not in READ and key not in _NO_FILE and key not in _HARDWARE:
-        near = difflib.get_close_matches(key, [*READ, *_NO_FILE, *_HARDWARE], 1)
+    """Say once that a setting has no effect, and why."""
+    if key in _HARDWARE:
+        message = f"The engine option {key!r} steers real IPUs and has no effect on virtual ones."
+        log_once(logging.INFO, ("engine option", key), message)
+    elif key in _ELSEWHERE:
+        warn_once(("engine option", key), f"The engine option {key!r} has no effect: {_ELSEWHERE[key]}.")
+    elif key in _NO_FILE:
+        if _text(value).lower() == "true":
+            warn_once(("engine option", key), f"The engine option {key!r} has no effect: {_NO_FILE[key]}.")
+    elif key not in READ:
+        near = difflib.get_close_matches(key, [*READ, *_NO_FILE, *_HARDWARE, *_ELSEWHERE], 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         warn_once(("engine option", key), f"The engine option {key!r} is unknown and has no effect.{hint}")
 

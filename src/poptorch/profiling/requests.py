@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from poptorch import environment
 from poptorch._logging import logger
 
 _EXAMPLE = '{"enable":"true", "directory":"traces"}'
@@ -41,17 +41,10 @@ def trace_request(text: str | None) -> TraceRequest:
 
 
 def _settings(text: str | None) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        reason = str(error)
-    else:
-        if isinstance(parsed, dict):
-            return parsed
-        reason = "it is not an object"
-    logger.warning(
-        "PVTI_OPTIONS must be a JSON object such as %s; %r is none: %s. No trace is written.", _EXAMPLE, text, reason
-    )
-    return {}
+    settings, problem = environment.json_object(text)
+    if problem:
+        logger.warning(
+            "PVTI_OPTIONS must be a JSON object such as %s; %r is none: %s. No trace is written.",
+            _EXAMPLE, text, problem,
+        )  # fmt: skip
+    return settings
