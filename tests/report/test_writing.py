@@ -112,7 +112,7 @@ class TestEngineOptions:
 
     def test_names_about_real_hardware_are_mentioned_once(self, monkeypatch, caplog):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"debug.instrument":"true", "opt.useAutoloader":"true"}')
-        with caplog.at_level(logging.INFO, logger="poptorch"):
+        with caplog.at_level(logging.INFO, logger="poptorch::python"):
             for _ in range(2):
                 assert not wants_report(engine_options(poptorch.Options()))
         assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
