@@ -135,6 +135,16 @@ def same_number(process: int, processes: int) -> None:
     train_until(min(process, processes - 2), processes, lambda step: None, steps=1)
 
 
+def undisturbed(process: int, processes: int) -> None:
+    model, _, executor = trainer(process, processes)
+    try:
+        for step in range(3):
+            executor(*batch(process, step))
+    except poptorch.Error as error:
+        report(error)
+    print("weights:", sum(p.double().sum().item() for p in model.parameters()))
+
+
 def late(process: int, processes: int) -> None:
     if process == 1:
         time.sleep(5)

@@ -35,14 +35,17 @@ class Job:
         *arguments: str,
         variables: Mapping[str, str] | Sequence[Mapping[str, str]] = (),
         seconds: int = 60,
+        prefixes: Sequence[Sequence[str]] = (),
     ) -> None:
+        """``variables`` are for all processes or for each, ``prefixes`` are commands that start a command."""
         path = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
         common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POPTORCH_CODEGEN": "interpret"}
         common["POPTORCH_DISTRIBUTED_TIMEOUT"] = str(seconds)
         own = [variables] * processes if isinstance(variables, Mapping) else variables or [{}] * processes
+        before = prefixes or [()] * processes
         self.processes = [
             subprocess.Popen(
-                [sys.executable, str(program), str(rank), str(processes), *arguments],
+                [*before[rank], sys.executable, str(program), str(rank), str(processes), *arguments],
                 env={**os.environ, **common, **own[rank]},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -18,6 +18,9 @@ WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
 WORLD_RANK = "OMPI_COMM_WORLD_RANK"
 """The two names of the original, which Open MPI and PopRun set."""
 
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""The variable of torch that names network interfaces."""
+
 
 class Layout(NamedTuple):
     """Which of how many processes this is."""
@@ -81,6 +84,11 @@ def master_is_running() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def network_interfaces() -> list[str]:
+    """The network interfaces by which the user wants processes to speak to each other; none: choose."""
+    return [name for name in os.environ.get(INTERFACES, "").split(",") if name]
+
+
 def attempt() -> str:
     """The number of restarts of the job: what an earlier attempt left at the meeting point is not ours."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -117,6 +125,19 @@ def state_of(process: int) -> str:
     """
     fields = _stat(process)
     return fields[0] if fields else ""
+
+
+def numbering() -> str:
+    """Where numbers of processes are those of this one: this start of the host, and this container.
+
+    >>> numbering() == numbering()
+    True
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
 
 
 def _stat(process: int) -> list[str]:

@@ -28,18 +28,25 @@ class Peer:
     process_id: int
     num_processes: int
     host: str
+    address: str
+    """Where the others reach it, as far as it knows."""
+
     pid: int
     started: str
+    numbering: str
+    """Where its process number counts: hosts may share a name, and containers of one host number apart."""
 
     @staticmethod
-    def here(process_id: int, num_processes: int) -> Peer:
+    def here(process_id: int, num_processes: int, address: str) -> Peer:
         """This process."""
         pid = os.getpid()
-        return Peer(process_id, num_processes, socket.gethostname(), pid, launchers.start_time(pid))
+        host, started, numbering = socket.gethostname(), launchers.start_time(pid), launchers.numbering()
+        return Peer(process_id, num_processes, host, address, pid, started, numbering)
 
     @property
     def is_on_this_host(self) -> bool:
-        return self.host == socket.gethostname()
+        """Whether its process number says something here."""
+        return self.numbering == launchers.numbering()
 
     @property
     def is_dead(self) -> bool:
@@ -61,11 +68,11 @@ class Peer:
 class Peers:
     """Everybody, with the store by which processes tell each other who is lost."""
 
-    def __init__(self, store: Store, process_id: int, num_processes: int, seconds: float) -> None:
+    def __init__(self, store: Store, own: Peer, seconds: float) -> None:
         self._store = store
-        self._own = process_id
+        self._own = own.process_id
         self._seconds = seconds
-        self.all = self._meet(Peer.here(process_id, num_processes))
+        self.all = self._meet(own)
 
     def _meet(self, own: Peer) -> Sequence[Peer]:
         """Wait for all processes; they must agree about how many they are, and no two may have one number."""
@@ -124,8 +131,11 @@ class Peers:
             said = self._say(f"{', '.join(map(str, dead))} {'has' if len(dead) == 1 else 'have'} died")
         return None if said is None else self._error(said)
 
-    def failure(self, cause: Exception) -> RecoverableError:
-        """The error to raise after ``cause`` stopped a conversation. Finds out which process is to blame."""
+    def failure(self, cause: Exception, problem: str = "") -> RecoverableError:
+        """The error to raise after ``cause`` stopped a conversation: a lost process, or else the problem.
+
+        Without a problem, it finds out which process is to blame.
+        """
         with contextlib.suppress(Exception):
             if self._can_talk:
                 self._store.set(f"waits/{self._own}", "1")
@@ -135,7 +145,7 @@ class Peers:
             if found is not None:
                 return found
             time.sleep(_POLL_SECONDS)
-        return self._error(self._say(self._blame(cause)))
+        return self._error(self._say(problem or self._blame(cause)))
 
     def _blame(self, cause: Exception) -> str:
         """What is wrong, when no process is known to be dead: perhaps one is stopped, or does something else."""

@@ -16,7 +16,10 @@ import atexit
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +29,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from poptorch import environment, launchers
 from poptorch._logging import logger
-from poptorch.distributed import rendezvous
-from poptorch.distributed.peers import Peers
+from poptorch.distributed import addresses, rendezvous
+from poptorch.distributed.peers import Peer, Peers
 from poptorch.errors import RecoverableError, createPoptorchError
 
 _SLICE = timedelta(seconds=1)
@@ -62,14 +65,8 @@ class ProcessGroup:
         """What ended the group."""
 
         name = "-".join(map(str, self.members)) if len(self.members) < len(peers.all) else "all"
-        keys = PrefixStore(f"group/{name}", store)
         self._gloo: Any = None
-        try:
-            self._gloo = dist.ProcessGroupGloo(
-                keys, self.members.index(own), len(self.members), timedelta(seconds=seconds)
-            )
-        except RuntimeError as error:
-            raise self._end(error) from error
+        self._gloo = self._connected(PrefixStore(f"group/{name}", store))
 
     @property
     def size(self) -> int:
@@ -80,11 +77,6 @@ class ProcessGroup:
     def index(self) -> int:
         """The place of this process among the members."""
         return self.members.index(self.process_id)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each member."""
-        return tuple(self._peers.all[member].host for member in self.members)
 
     def part(self, members: Sequence[int]) -> ProcessGroup:
         """A group of some of the members, this process among them."""
@@ -141,6 +133,25 @@ class ProcessGroup:
         """Wait until all members are here."""
         self.sum(torch.zeros(1))
 
+    def _connected(self, keys: Store) -> Any:
+        """Connections to all other members. Meanwhile this process looks after the others."""
+        address = addresses.reachable(self._peers.all[self.process_id], self._peers.all)
+        options = addresses.gloo_options(address, self._seconds)
+        made: Future[Any] = Future()
+        # Not an executor's thread: a process that gives up must not wait for this one at its end.
+        arguments = (made, lambda: dist.ProcessGroupGloo(keys, self.index, self.size, options))
+        threading.Thread(target=_settle, args=arguments, name="poptorch-connect", daemon=True).start()
+        while True:
+            try:
+                return made.result(_SLICE.total_seconds())
+            except FutureTimeout:
+                lost = self._peers.missing()
+                if lost is not None:
+                    raise self._end(lost) from None
+            except RuntimeError as error:
+                problem = f"process {self.process_id}, at {address}, cannot connect to all others: {error}"
+                raise self._end(self._peers.failure(error, f"{problem}. {addresses.ADVICE}")) from error
+
     def _start(self, operation: str, *arguments: Any) -> Pending:
         if self.failed is not None:
             raise self.failed
@@ -176,6 +187,13 @@ class ProcessGroup:
         gloo, self._gloo = self._gloo, None
         if gloo is not None and self.failed is not None:
             gloo.abort()
+
+
+def _settle(result: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        result.set_result(make())
+    except Exception as error:  # noqa: BLE001  raised where the result is awaited
+        result.set_exception(error)
 
 
 def _options(options: Any, **values: Any) -> Any:
@@ -222,7 +240,8 @@ def ensure_initialized(process_id: int, num_processes: int) -> ProcessGroup:
         _state.store = rendezvous.find_store(process_id, num_processes, seconds)
     keys = PrefixStore(f"poptorch/{launchers.attempt()}/{_state.made}", _state.store)
     try:
-        peers = Peers(keys, process_id, num_processes, seconds)
+        own = Peer.here(process_id, num_processes, addresses.towards(_state.store))
+        peers = Peers(keys, own, seconds)
         group = ProcessGroup(keys, peers, range(num_processes), process_id, seconds)
     finally:
         rendezvous.forget_address()
