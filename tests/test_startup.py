@@ -90,7 +90,31 @@ def test_importing_again_keeps_one_handler_and_one_hook() -> None:
     assert len(poptorch.logger.handlers) == 1
 
 
-def test_testing_is_not_imported_by_itself() -> None:
-    code = "import sys, poptorch; print('poptorch.testing' in sys.modules)"
+LATE = (
+    # rooms that compile and run models, and what few programs ask for
+    *(f"poptorch.{room}" for room in "capture compiler debug executable executor experimental host ipu_model".split()),
+    *(f"poptorch.{room}" for room in "cli distributed program report runtime schedule testing".split()),
+    # parts of torch that take long to import, and that nothing but the rooms above needs
+    "torch._inductor",
+    "torch.utils.tensorboard",
+    "torch.distributed.distributed_c10d",
+    "matplotlib",
+    "tqdm",
+)
+
+
+def test_what_compiles_and_runs_models_is_loaded_late() -> None:
+    """Programs that make options and data loaders do not load it either, and its names are there all along."""
+    code = f"""
+import sys
+import torch
+before = set(sys.modules)
+import poptorch
+poptorch.Options().deviceIterations(2)
+poptorch.DataLoader(poptorch.Options(), [1, 2], 1)
+print([name for name in {LATE!r} if name in set(sys.modules) - before])
+assert {{"PoplarExecutor", "autoPipeline", "debug", "inferenceModel", "load", "trainingModel"}} <= set(dir(poptorch))
+print(poptorch.trainingModel.__module__, poptorch.experimental.IPUScope.__name__)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False\n"
+    assert done.stdout == "[]\npoptorch.executor.wrapping IPUScope\n", done.stderr
