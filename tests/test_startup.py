@@ -92,8 +92,8 @@ def test_importing_again_keeps_one_handler_and_one_hook() -> None:
 
 LATE = (
     # rooms that compile and run models, and what few programs ask for
-    *(f"poptorch.{room}" for room in "capture compiler debug executable executor experimental host ipu_model".split()),
-    *(f"poptorch.{room}" for room in "cli distributed program report runtime schedule testing".split()),
+    *(f"poptorch.{room}" for room in ["capture", "compiler", "debug", "executable", "executor", "experimental", "host", "ipu_model"]),
+    *(f"poptorch.{room}" for room in ["cli", "distributed", "program", "report", "runtime", "schedule", "testing"]),
     # parts of torch that take long to import, and that nothing but the rooms above needs
     "torch._inductor",
     "torch.utils.tensorboard",
