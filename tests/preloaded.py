@@ -1,14 +1,15 @@
 """Programs in Python that start with torch imported: a process that has done so forks them.
 
-Importing torch takes most of the time of a small program. ``run(["-c", code])`` and ``start(["program.py", "argument"])``
-take what would follow ``python`` on the command line. A program has its own ``__main__``, arguments, environment, working
-directory and output, imports poptorch itself, and ends as the interpreter ends programs. Tests of what happens *before*
-that start interpreters instead: variables that Python or torch read when they start have no effect here.
+Importing torch takes most of the time of a small program. ``run(["-c", code])`` and ``start(["file.py", "argument"])``
+take what would follow ``python`` on the command line. A program has its own ``__main__``, arguments, environment,
+working directory and output, imports poptorch itself, and ends as the interpreter ends programs. Tests of what happens
+*before* that start interpreters instead: variables that Python or torch read when they start have no effect here.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -36,6 +37,7 @@ class Process:
         self._answers, self._files = answers, (output, errors)
         self.pid = int(answers.readline())
         self.returncode: int | None = None
+        self._written: list[str] = []
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal, or ``None`` while the program runs."""
@@ -54,11 +56,11 @@ class Process:
         """Wait for the end; returns what the program wrote."""
         if self._wait(timeout) is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-        texts = []
-        for file in self._files:
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-        return texts[0], texts[1]
+        while len(self._written) < len(self._files):
+            with self._files[len(self._written)] as file:
+                file.seek(0)
+                self._written.append(file.read().decode(errors="replace"))
+        return self._written[0], self._written[1]
 
     def kill(self) -> None:
         """End the program, if it still runs."""
@@ -81,7 +83,7 @@ def start(
     }
     message = json.dumps(request).encode()
     assert len(message) <= LONGEST_REQUEST, "a program of this size belongs into a file"
-    output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    output, errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - the process closes them
     read, write = os.pipe()
     try:
         written = (output.fileno(), output.fileno() if together else errors.fileno(), write)
@@ -162,10 +164,8 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _answer(answers: int, number: int) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the test did not wait for it
         os.write(answers, b"%d\n" % number)
-    except BrokenPipeError:  # the test did not wait for it
-        pass
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[types.CodeType, dict[str, Any]]:
@@ -197,7 +197,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[types.Code
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401 - this is what it is for
+    import torch._dynamo  # noqa: F401 - with all that optimizers of torch import when one is made
 
     gc.collect()
     gc.freeze()  # what is shared with forked processes stays as it is

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import preloaded
 
 TESTS = Path(__file__).resolve().parent
 PATIENCE = 110.0
@@ -41,12 +42,10 @@ class Job:
         common["POPTORCH_DISTRIBUTED_TIMEOUT"] = str(seconds)
         own = [variables] * processes if isinstance(variables, Mapping) else variables or [{}] * processes
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(program), str(rank), str(processes), *arguments],
+            preloaded.start(
+                [program, str(rank), str(processes), *arguments],
                 env={**os.environ, **common, **own[rank]},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+                together=True,
             )
             for rank in range(processes)
         ]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
+import preloaded
 from poptorch import startup
 
 
@@ -58,10 +59,7 @@ def test_fork_safety_is_set_unless_chosen() -> None:
     code = "import os, poptorch; print(os.environ['RDMAV_FORK_SAFE'])"
     clean = {name: text for name, text in os.environ.items() if name != "RDMAV_FORK_SAFE"}
     for chosen, expected in ({}, "1\n"), ({"RDMAV_FORK_SAFE": "0"}, "0\n"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**clean, **chosen}, capture_output=True, text=True, timeout=60
-        )
-        assert done.stdout == expected
+        assert preloaded.run(["-c", code], env={**clean, **chosen}).stdout == expected
 
 
 def test_sigterm_shows_the_stack_and_still_ends_the_process() -> None:
@@ -79,8 +77,7 @@ def test_sigterm_shows_the_stack_and_still_ends_the_process() -> None:
 
 def test_a_stderr_without_descriptor_is_no_problem() -> None:
     code = "import sys, io; sys.stderr = io.StringIO(); import poptorch; print('fine')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "fine\n"
+    assert preloaded.run(["-c", code]).stdout == "fine\n"
 
 
 def test_importing_again_keeps_one_handler_and_one_hook() -> None:
@@ -92,8 +89,9 @@ def test_importing_again_keeps_one_handler_and_one_hook() -> None:
 
 LATE = (
     # rooms that compile and run models, and what few programs ask for
-    *(f"poptorch.{room}" for room in ["capture", "compiler", "debug", "executable", "executor", "experimental", "host", "ipu_model"]),
-    *(f"poptorch.{room}" for room in ["cli", "distributed", "program", "report", "runtime", "schedule", "testing"]),
+    *(f"poptorch.{room}" for room in ("capture", "compiler", "executable", "executor", "host", "program", "runtime")),
+    *(f"poptorch.{room}" for room in ("debug", "distributed", "experimental", "ipu_model", "report", "schedule")),
+    *(f"poptorch.{room}" for room in ("cli", "testing")),
     # parts of torch that take long to import, and that nothing but the rooms above needs
     "torch._inductor",
     "torch.utils.tensorboard",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
+import preloaded
 
 OPTIMIZERS = {
     "SGD": lambda p: poptorch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, use_combined_accum=False),
@@ -86,7 +85,7 @@ def test_five_steps_and_five_in_a_new_process_equal_ten(tmp_path):
     before, after = str(tmp_path / "before.pt"), str(tmp_path / "after.pt")
     torch.save(checkpoints, before)
     script = RESUME.format(folder=str(pathlib.Path(__file__).parent), before=before, after=after)
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    preloaded.run(["-c", script], check=True)
     for name, state in torch.load(after, weights_only=True).items():
         for key, value in state.items():
             assert torch.equal(value, expected[name][key]), (name, key)

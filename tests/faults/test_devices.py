@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
+import preloaded
 from poptorch.devices import attachment, sharing
 from poptorch.devices.record_locks import LockFile
 
@@ -33,7 +34,7 @@ def directory(tmp_path, monkeypatch) -> Path:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110, check=False)
+    done = preloaded.run(command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
