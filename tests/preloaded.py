@@ -191,6 +191,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[types.Code
         main.__file__ = name
         code = compile(Path(name).read_bytes(), name, "exec", dont_inherit=True)
     sys.argv = [name, *arguments]
+    sys.orig_argv = [sys.executable, *request["arguments"]]
     sys.path[:] = [beside, *path, *(entry for entry in sys.path[1:] if entry not in path)]
     sys.modules["__main__"] = main
     return code, main.__dict__
