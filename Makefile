@@ -7,7 +7,10 @@ BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 
 # Parallel test workers; one thread each, or they would fight for the cores, unless OMP_NUM_THREADS says otherwise.
+# Each starts with its share of the files and takes tests from the end of another share when it has none left: no worker
+# waits for another, and what the tests of a file share is made once.
 WORKERS ?= auto
+PARALLEL := -n $(WORKERS) --dist worksteal
 OMP_NUM_THREADS ?= 1
 PYTEST  := OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest
 
@@ -23,13 +26,13 @@ demo: $(VENV)/ready  ## a short program that shows what works today
 	@$(BIN)/python $(firstword $(wildcard examples/demo.py) examples/options_demo.py)
 
 test: $(VENV)/ready  ## all tests, and the examples in docstrings and documentation
-	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) $(ARGS)
 
 test-cpus: $(VENV)/ready  ## the tests as on other processors: scalar, AVX2 and AVX-512 code, one and two threads
-	@PYTHON=$(BIN)/python scripts/test_cpus.sh -n $(WORKERS) $(ARGS)
+	@PYTHON=$(BIN)/python scripts/test_cpus.sh $(PARALLEL) $(ARGS)
 
 exhaustive: $(VENV)/ready  ## native code over the whole zoo of architectures: a quarter of an hour of compiling
-	@$(PYTEST) -q -n $(WORKERS) -m exhaustive $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m exhaustive $(ARGS)
 
 lint: $(VENV)/ready  ## style and types
 	@$(BIN)/ruff check .

@@ -22,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _devices = tempfile.TemporaryDirectory(prefix="poptorch-test-devices-")
 os.environ["POPTORCH_DEVICES_DIR"] = _devices.name
 
+# Hundreds of interpreters import the package: without files of byte code, each would compile all of its modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Interpreters that tests start elsewhere must find the package of this working tree, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).resolve().parent.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import preloaded
+
 TESTS = Path(__file__).resolve().parent
 PATIENCE = 110.0
 """Seconds; a machine that is busy needs ten times as long as a quiet one."""
@@ -42,16 +44,13 @@ class Job:
         common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POPTORCH_CODEGEN": "interpret"}
         common["POPTORCH_DISTRIBUTED_TIMEOUT"] = str(seconds)
         own = [variables] * processes if isinstance(variables, Mapping) else variables or [{}] * processes
-        before = prefixes or [()] * processes
+        command = [str(processes), *arguments]
+        environments = [{**os.environ, **common, **own[rank]} for rank in range(processes)]
         self.processes = [
-            subprocess.Popen(
-                [*before[rank], sys.executable, str(program), str(rank), str(processes), *arguments],
-                env={**os.environ, **common, **own[rank]},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(processes)
+            _started(prefixes[rank], [program, str(rank), *command], env)
+            if prefixes
+            else preloaded.start([program, str(rank), *command], env=env, together=True)
+            for rank, env in enumerate(environments)
         ]
 
     def __enter__(self) -> Job:
@@ -75,6 +74,11 @@ class Job:
                 output, _ = process.communicate()
                 ended.append(Ended(None, output))
         return ended
+
+
+def _started(prefix: Sequence[str], command: Sequence[Path | str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    arguments = [*prefix, sys.executable, *map(str, command)]
+    return subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def run(program: Path | str, processes: int, *arguments: str, **settings: object) -> list[str]:

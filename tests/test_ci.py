@@ -32,7 +32,8 @@ def pytest_in(folder: Path, tests: str, *arguments: str) -> tuple[subprocess.Com
     report = folder / "failures"
     report.touch()
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "TEST_FAILURES": str(report)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading the others takes longer than all this
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xdist.plugin", *arguments]
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=60)
     return done, report.read_text().splitlines()
 

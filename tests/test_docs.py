@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from mktestdocs import check_md_file
+
+import preloaded
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -23,16 +23,12 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_pat
 
 def test_the_compatibility_page_is_up_to_date() -> None:
     script = ROOT / "scripts" / "generate_compatibility.py"
-    done = subprocess.run(
-        [sys.executable, script, "--check"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = preloaded.run([script, "--check"])
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_an_example_runs(program: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = preloaded.run([program], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout, "an example shows something"

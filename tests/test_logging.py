@@ -13,21 +13,15 @@ from pathlib import Path
 import pytest
 
 import poptorch
+import preloaded
 from poptorch import _logging, startup
 
 LINE = r"\[\d\d:\d\d:\d\d\.\d{3}\] \[%s\] \[%s\] %s"
 
 
 def run_python(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter, for what happens at import and at exit."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    """A fresh process, for what happens at import and at exit."""
+    return preloaded.run(["-c", code], cwd=cwd, env={**os.environ, **variables})
 
 
 # --- levels ---

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
+import preloaded
 from poptorch import startup
 
 
@@ -58,10 +59,7 @@ def test_fork_safety_is_set_unless_chosen() -> None:
     code = "import os, poptorch; print(os.environ['RDMAV_FORK_SAFE'])"
     clean = {name: text for name, text in os.environ.items() if name != "RDMAV_FORK_SAFE"}
     for chosen, expected in ({}, "1\n"), ({"RDMAV_FORK_SAFE": "0"}, "0\n"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**clean, **chosen}, capture_output=True, text=True, timeout=60
-        )
-        assert done.stdout == expected
+        assert preloaded.run(["-c", code], env={**clean, **chosen}).stdout == expected
 
 
 def test_sigterm_shows_the_stack_and_still_ends_the_process() -> None:
@@ -79,8 +77,7 @@ def test_sigterm_shows_the_stack_and_still_ends_the_process() -> None:
 
 def test_a_stderr_without_descriptor_is_no_problem() -> None:
     code = "import sys, io; sys.stderr = io.StringIO(); import poptorch; print('fine')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "fine\n"
+    assert preloaded.run(["-c", code]).stdout == "fine\n"
 
 
 def test_importing_again_keeps_one_handler_and_one_hook() -> None:
@@ -90,7 +87,32 @@ def test_importing_again_keeps_one_handler_and_one_hook() -> None:
     assert len(poptorch.logger.handlers) == 1
 
 
-def test_testing_is_not_imported_by_itself() -> None:
-    code = "import sys, poptorch; print('poptorch.testing' in sys.modules)"
+LATE = (
+    # rooms that compile and run models, and what few programs ask for
+    *(f"poptorch.{room}" for room in ("capture", "compiler", "executable", "executor", "host", "program", "runtime")),
+    *(f"poptorch.{room}" for room in ("debug", "distributed", "experimental", "ipu_model", "report", "schedule")),
+    *(f"poptorch.{room}" for room in ("cli", "testing")),
+    # parts of torch that take long to import, and that nothing but the rooms above needs
+    "torch._inductor",
+    "torch.utils.tensorboard",
+    "torch.distributed.distributed_c10d",
+    "matplotlib",
+    "tqdm",
+)
+
+
+def test_what_compiles_and_runs_models_is_loaded_late() -> None:
+    """Programs that make options and data loaders do not load it either, and its names are there all along."""
+    code = f"""
+import sys
+import torch
+before = set(sys.modules)
+import poptorch
+poptorch.Options().deviceIterations(2)
+poptorch.DataLoader(poptorch.Options(), [1, 2], 1)
+print([name for name in {LATE!r} if name in set(sys.modules) - before])
+assert {{"PoplarExecutor", "autoPipeline", "debug", "inferenceModel", "load", "trainingModel"}} <= set(dir(poptorch))
+print(poptorch.trainingModel.__module__, poptorch.experimental.IPUScope.__name__)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False\n"
+    assert done.stdout == "[]\npoptorch.executor.wrapping IPUScope\n", done.stderr

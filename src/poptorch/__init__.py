@@ -101,25 +101,35 @@ from poptorch import optim
 # data
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 
-# the IPU Model, which is loaded when it is first used: few programs ask for it
+# private names of the original that libraries use without importing their modules
+from poptorch import _args_parser, _utils
+from poptorch.compat.torch_ops import register as _register_torch_ops
+
+# What compiles and runs models is loaded when a program first asks for it: it is two thirds of the package, and worker
+# processes of data loaders, command lines and launchers never do.
 if _TYPE_CHECKING:
+    # executor
+    from poptorch.executor.executor import PoplarExecutor
+    from poptorch.executor.wrapping import inferenceModel, load, trainingModel
+    from poptorch import _impl, _poplar_executor, debug, experimental
+
+    # the IPU Model
     from poptorch import ipu_model, report
     from poptorch.ipu_model.pipelining import autoPipeline
 
-# executor
-from poptorch.executor.executor import PoplarExecutor
-from poptorch.executor.wrapping import inferenceModel, load, trainingModel
-from poptorch import debug, experimental
-
-# private names of the original that libraries use without importing their modules
-from poptorch import _args_parser, _impl, _poplar_executor, _utils
-from poptorch.compat.torch_ops import register as _register_torch_ops
-
 
 _LOADED_LATE = {
+    "PoplarExecutor": "poptorch.executor.executor",
+    "inferenceModel": "poptorch.executor.wrapping",
+    "load": "poptorch.executor.wrapping",
+    "trainingModel": "poptorch.executor.wrapping",
+    "_impl": "poptorch._impl",
+    "_poplar_executor": "poptorch._poplar_executor",
+    "debug": "poptorch.debug",
+    "experimental": "poptorch.experimental",
     "ipu_model": "poptorch.ipu_model",
-    "autoPipeline": "poptorch.ipu_model.pipelining",
     "report": "poptorch.report",
+    "autoPipeline": "poptorch.ipu_model.pipelining",
 }
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from sample_sets import Numbers
 
 import poptorch
+import preloaded
 from poptorch import DataLoader, DataLoaderMode, Options
 from poptorch.data import waiting
 from poptorch.data.items import ItemStructure
@@ -204,8 +203,5 @@ print(*(len(channel.records) for channel in channels))
 
 @pytest.mark.parametrize(("options", "expected"), [('{"enable":"true"}', "10 6"), ("", "0 0")])
 def test_item_access_is_traced_on_request(options: str, expected: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED], env=os.environ | {"PVTI_OPTIONS": options}, capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip
+    done = preloaded.run(["-c", TRACED], env=os.environ | {"PVTI_OPTIONS": options})
     assert done.stdout.strip() == expected, done.stderr

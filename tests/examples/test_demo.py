@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+
+import preloaded
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
@@ -27,7 +28,7 @@ def demo() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def shown() -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=100, check=False)
+    return preloaded.run([DEMO])
 
 
 def test_it_succeeds_without_a_progress_bar_in_logs(shown: subprocess.CompletedProcess[str]) -> None:

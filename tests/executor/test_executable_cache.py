@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+import preloaded
 from closeness import assert_close_sums
 from poptorch.executable.file import File
 from poptorch.host.native import optimizers
@@ -117,9 +116,8 @@ WAITING = """
 """
 
 
-def started(directory, name) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(WAITING), str(directory), name]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def started(directory, name) -> preloaded.Process:
+    return preloaded.start(["-c", textwrap.dedent(WAITING), str(directory), name])
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+import preloaded
 from closeness import assert_close_sums
 from poptorch.executable import file as container
 from poptorch.executable.file import File
@@ -417,7 +416,7 @@ def test_the_file_says_which_library_it_needs(path, request, tmp_path):
         model.loadExecutable({path!r})
         print(model(torch.full((2,), 2.0), torch.ones(2))[1].tolist())
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = preloaded.run(["-c", textwrap.dedent(script)])
     assert done.returncode == 0, done.stderr
     assert f"com.acme.Cube, version 1, from {library}: load that library first" in done.stdout
     assert f'ctypes.cdll.LoadLibrary("{library}")' in done.stdout

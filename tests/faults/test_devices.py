@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
+import preloaded
 from poptorch.devices import attachment, sharing
 from poptorch.devices.record_locks import LockFile
 
@@ -33,7 +34,7 @@ def directory(tmp_path, monkeypatch) -> Path:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110, check=False)
+    done = preloaded.run(command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -108,12 +109,11 @@ def test_whatever_stands_in_the_file_the_locks_count(directory, other):
         b"null",
     ]
     # Not opened and closed here: that would give up the locks of this process.
-    write = "import sys; open(sys.argv[1], 'r+b').write(bytes.fromhex(sys.argv[2]))"
+    write = ["dd", f"of={directory / 'pod4.ipus'}", "conv=notrunc", "status=none"]
     owner = Owner()
     for content in slots:
         for padding in (b" ", b"\0"):
-            whole = (content.ljust(SLOT, padding) * 4).hex()
-            subprocess.run([sys.executable, "-c", write, str(directory / "pod4.ipus"), whole], check=True, timeout=60)
+            subprocess.run(write, input=content.ljust(SLOT, padding) * 4, check=True, timeout=60)
             (found,) = attachment.owners()
             assert (found.pid, found.ipus) == (other.pid, range(1, 2))
             assert str(found).isprintable()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
+import preloaded
 from poptorch.executable import file as container
 from poptorch.executable.file import File
 from poptorch.host.store import cache, signing
@@ -126,8 +125,8 @@ OTHER_PROCESS = """
 
 
 def test_processes_of_one_user_share_the_key(key):
-    command = [sys.executable, "-c", "\n".join(line.strip() for line in OTHER_PROCESS.splitlines())]
-    others = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    code = "\n".join(line.strip() for line in OTHER_PROCESS.splitlines())
+    others = [preloaded.start(["-c", code]) for _ in range(2)]
     signatures = {other.communicate(timeout=120)[0].strip() for other in others}
     assert signatures == {signing.signature("a", "text", {"b": b"c"})}
     assert os.listdir(key.parent) == ["key"]

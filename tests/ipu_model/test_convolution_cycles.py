@@ -8,6 +8,8 @@ import pytest
 from poptorch.ipu_model.architecture import architecture
 from poptorch.ipu_model.cycles.convolution import (
     MatrixUnit,
+    Repeats,
+    Windows,
     cast_partials,
     dot_product,
     horizontal_mac,
@@ -56,7 +58,7 @@ def test_products_take_as_long_as_they_were_measured(rows):
     ],
 )
 def test_matrix_unit_1x1(unit, rows, inner, outer, outputs, cycles):
-    assert float(matrix_1x1(unit, rows, inner, outer, outputs)) == cycles
+    assert float(matrix_1x1(unit, rows, Repeats(inner, outer), outputs)) == cycles
 
 
 @pytest.mark.parametrize(
@@ -71,9 +73,10 @@ def test_matrix_unit_1x1(unit, rows, inner, outer, outputs, cycles):
 )
 def test_matrix_unit_nx1(unit, shape, at_once, inner, outer, outputs, cycles, zeroing):
     batch, height, width, kernel_rows, kernel_columns = shape
-    found = matrix_nx1(unit, batch * height, width, kernel_rows, kernel_columns, at_once, inner, outer, outputs)
+    windows, repeats = Windows(batch * height, width, kernel_rows, kernel_columns), Repeats(inner, outer)
+    found = matrix_nx1(unit, windows, at_once, repeats, outputs)
     assert float(found) == cycles
-    assert float(zero_partials(batch * height * width, outer, outputs)) == zeroing
+    assert float(zero_partials(batch * height * width, repeats, outputs)) == zeroing
 
 
 @pytest.mark.parametrize(
@@ -94,8 +97,10 @@ def test_sums_of_partial_results(outputs, depth, float_output, float_partials, s
 
 def test_arrays_give_the_same_as_numbers():
     rows = np.array([1.0, 2, 5, 7, 100])
-    assert matrix_1x1(HALF, rows, 2, 3).tolist() == [float(matrix_1x1(HALF, it, 2, 3)) for it in rows]
-    assert matrix_nx1(HALF, rows, 7, 3, 3).tolist() == [float(matrix_nx1(HALF, it, 7, 3, 3)) for it in rows]
+    twice = Repeats(2, 3)
+    assert matrix_1x1(HALF, rows, twice).tolist() == [float(matrix_1x1(HALF, it, twice)) for it in rows]
+    found = matrix_nx1(HALF, Windows(rows, 7, 3, 3))
+    assert found.tolist() == [float(matrix_nx1(HALF, Windows(it, 7, 3, 3))) for it in rows]
 
 
 def test_half_used_units_and_chips():
@@ -111,8 +116,8 @@ def test_vertices_without_the_matrix_unit_grow_with_their_work():
     assert dot_product(3, half_inputs=True, half_partials=False) == 3 + 4 + 1 + 6 - 1
     for vertex in (
         lambda n: horizontal_mac(True, True, n, 1, 16, 4),
-        lambda n: vertical_mac(True, n, 7, 3, 3),
-        lambda n: vertical_mac(False, n, 7, 3, 3, groups_at_once=4),
+        lambda n: vertical_mac(True, Windows(n, 7, 3, 3)),
+        lambda n: vertical_mac(False, Windows(n, 7, 3, 3), groups_at_once=4),
         lambda n: slic(True, n, 7, 3, 4),
         lambda n: slic(False, n, 7, 3, 1, stride=2),
         lambda n: outer_product(True, n, 16),

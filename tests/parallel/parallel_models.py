@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -144,6 +145,23 @@ class Feedback(Blocked):
 
 
 MODELS = (Perceptron, Convolutions, Language, Recurrent)
+
+
+def with_replicas(strategies):
+    """Parameters ``kind``, ``strategy`` and ``replicas``: every model with every strategy, without and with replicas.
+
+    One of the two runs always: which one alternates, so that each model and each strategy meets both. The other one
+    runs with ``make exhaustive``.
+    """
+    parameters = []
+    for column, strategy in enumerate(strategies):
+        for row, kind in enumerate(MODELS):
+            for replicas in (1, 2):
+                always = (row + column) % 2 == replicas % 2
+                marks = [] if always else [pytest.mark.exhaustive]
+                name = f"{kind.__name__}-{strategy}-{replicas}"
+                parameters.append(pytest.param(kind, strategy, replicas, id=name, marks=marks))
+    return pytest.mark.parametrize(("kind", "strategy", "replicas"), parameters)
 
 
 def stages(ipus):

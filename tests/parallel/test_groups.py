@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from parallel_models import MODELS, STRATEGIES, Language, Perceptron, infer, make_options, train
+from parallel_models import STRATEGIES, Language, Perceptron, infer, make_options, train, with_replicas
 from torch import nn
 
 import poptorch
@@ -33,9 +33,7 @@ def both_ways(monkeypatch, run):
     return found
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("strategy", [None, *PLAIN])
-@pytest.mark.parametrize("kind", MODELS)
+@with_replicas([None, *PLAIN])
 def test_training(monkeypatch, kind, strategy, replicas):
     ipus, make = PLAIN.get(strategy, (None, lambda: None))
 

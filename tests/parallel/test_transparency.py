@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parallel_models import MODELS, STRATEGIES, Convolutions, Feedback, Language, Perceptron, infer, make_options
+from parallel_models import STRATEGIES, Convolutions, Feedback, Language, Perceptron, infer, make_options, with_replicas
 from parallel_models import train_calmly as train
 
 import poptorch
@@ -37,9 +37,7 @@ def references():
     return find
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("strategy", MAIN)
-@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+@with_replicas(MAIN)
 def test_training(kind, strategy, replicas, references):
     ipus, make = STRATEGIES[strategy]
     outputs, state, executor = train(kind, ipus, make_options(make(), iterations=2, replicas=replicas))
@@ -55,9 +53,7 @@ def test_training_with_other_divisions(kind, strategy, references):
     test_training(kind, strategy, 1, references)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("strategy", MAIN)
-@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+@with_replicas(MAIN)
 def test_inference(kind, strategy, replicas, references):
     ipus, make = STRATEGIES[strategy]
     outputs, executor = infer(kind, ipus, make_options(make(), iterations=5, accumulation=1, replicas=replicas))

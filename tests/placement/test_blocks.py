@@ -1,8 +1,6 @@
 """Block, BeginBlock, BlockFunction and removeBlocks during and outside a capture."""
 
 import copy
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy
@@ -11,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+import preloaded
 from poptorch import ambient
 from poptorch.ambient import CaptureContext, Placement
 from poptorch.placement import PipelinedExecution, SerialPhasedExecution, Stage
@@ -328,7 +327,7 @@ with ambient.capturing(ambient.CaptureContext()) as context:
     model(torch.ones(1, 2))
 print(context.block_starts)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110)
+    done = preloaded.run(["-c", script])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{[Placement(1, 0, 1, 'a')]} 1", "[]"]
 

@@ -6,13 +6,13 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import preloaded
 from poptorch.profiling import trace_file
 from poptorch.profiling.requests import trace_request
 from poptorch.profiling.trace_file import Event, TraceFile
@@ -75,10 +75,7 @@ def run(tmp_path: Path, what: str, options: str | None) -> subprocess.CompletedP
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = os.environ | {"POPTORCH_GROUP": "1"} | ({} if options is None else {"PVTI_OPTIONS": options})
-    return subprocess.run(
-        [sys.executable, program, what], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        timeout=300,
-    )  # fmt: skip
+    return preloaded.run([program, what], cwd=tmp_path, env=environment)
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import poptorch
+import preloaded
 from poptorch import _logging
 from poptorch.options.engine import engine_options, is_true, wants_report
 from poptorch.report import files
@@ -36,7 +35,7 @@ class TestWhere:
             "poptorch.inferenceModel(torch.nn.ReLU())(torch.ones(2))\n"
             "assert not [name for name in sys.modules if name.startswith('poptorch.report')]\n"
         )
-        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
+        preloaded.run(["-c", script], cwd=tmp_path, check=True)
         assert not list(tmp_path.iterdir())
 
     def test_the_folder_has_the_name_of_the_model(self, tmp_path):
@@ -188,7 +187,7 @@ class TestRuns:
             "executor = poptorch.inferenceModel(torch.nn.ReLU(), options)\n"
             "executor(torch.ones(2))\n"
         )
-        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
+        preloaded.run(["-c", script], cwd=tmp_path, check=True)
         assert len(document(tmp_path / "out" / "inference")["execution"]["runs"]) == 1
 
     def test_a_call_that_fails_is_not_kept(self, tmp_path):

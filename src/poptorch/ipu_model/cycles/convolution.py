@@ -51,6 +51,30 @@ class MatrixUnit:
         return self.half_inputs and (self.units == 16 or not self.half_partials)
 
 
+@dataclass(frozen=True)
+class Windows:
+    """The outputs of a vertex, and the kernel that slides over its inputs."""
+
+    rows: Sizes
+    """Of outputs, in all samples on the tile."""
+
+    width: Sizes
+    kernel_rows: Sizes
+    kernel_columns: Sizes
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often a vertex of the matrix unit does its work: for groups of channels, and for groups of a convolution."""
+
+    inputs: Sizes = 1
+    outputs: Sizes = 1
+    groups: Sizes = 1
+
+
+_ONCE = Repeats()
+
+
 def matrix_unit(chip: Architecture, half_inputs: bool, half_partials: bool, units: int = 0) -> MatrixUnit:
     """All units that the chip has for these types, or only some of them."""
     if not half_inputs:
@@ -96,21 +120,16 @@ def _pass_1x1(unit: MatrixUnit, positions: Array, zeroes: bool) -> Array:
 
 
 def matrix_1x1(
-    unit: MatrixUnit,
-    positions: Sizes,
-    input_groups: Sizes = 1,
-    output_groups: Sizes = 1,
-    outputs_per_group: int = 16,
-    groups: Sizes = 1,
+    unit: MatrixUnit, positions: Sizes, repeats: Repeats = _ONCE, outputs_per_group: int = 16
 ) -> Array:
     """One vertex that multiplies positions by a matrix with the matrix unit: a product, or a 1x1 convolution.
 
     >>> half = MatrixUnit(True, True, 16)
-    >>> float(matrix_1x1(half, 1024)), float(matrix_1x1(half, 100, 4, 2))
+    >>> float(matrix_1x1(half, 1024)), float(matrix_1x1(half, 100, Repeats(4, 2)))
     (4417.0, 5091.0)
     """
-    n, inner, outer = (np.asarray(it, np.float64) for it in (positions, input_groups, output_groups))
-    count = np.asarray(groups, np.float64)
+    n, inner, outer = (np.asarray(it, np.float64) for it in (positions, repeats.inputs, repeats.outputs))
+    count = np.asarray(repeats.groups, np.float64)
     passes = -(-outputs_per_group // unit.units)
     kept = unit.keeps_state
     reuse = 6 * (7 + 3 * (inner * count - 1)) if kept else 0.0 * inner
@@ -150,25 +169,20 @@ def _piece_nx1(unit: MatrixUnit, m: Array) -> Array:
 
 def matrix_nx1(
     unit: MatrixUnit,
-    rows: Sizes,
-    width: Sizes,
-    kernel_rows: Sizes,
-    kernel_columns: Sizes,
+    windows: Windows,
     rows_at_once: int = 1,
-    input_groups: Sizes = 1,
-    output_groups: Sizes = 1,
+    repeats: Repeats = _ONCE,
     outputs_per_group: int = 16,
-    groups: Sizes = 1,
 ) -> Array:
-    """One vertex of a convolution with the matrix unit; ``rows`` are the output rows of all samples on the tile.
+    """One vertex of a convolution with the matrix unit.
 
     ``rows_at_once`` rows of the kernel are fed together, so that few input channels still fill the unit.
 
-    >>> float(matrix_nx1(MatrixUnit(True, True, 16), 4, 7, 3, 3, 1, 4, 2))
+    >>> float(matrix_nx1(MatrixUnit(True, True, 16), Windows(4, 7, 3, 3), 1, Repeats(4, 2)))
     39521.0
     """
-    height, wide = np.asarray(rows, np.float64), np.asarray(width, np.float64)
-    inner, outer, count = (np.asarray(it, np.float64) for it in (input_groups, output_groups, groups))
+    height, wide = np.asarray(windows.rows, np.float64), np.asarray(windows.width, np.float64)
+    inner, outer, count = (np.asarray(it, np.float64) for it in (repeats.inputs, repeats.outputs, repeats.groups))
     slowest, fastest = np.asarray(0.0), np.asarray(np.inf)
     for first, last, whole, size in _row_pieces(height * wide, wide):
         ends = np.where(first > 0, _piece_nx1(unit, first), 0) + np.where(last > 0, _piece_nx1(unit, last), 0)
@@ -177,7 +191,8 @@ def matrix_nx1(
         slowest, fastest = np.maximum(slowest, worker), np.minimum(fastest, worker)
     position = np.maximum(_WORKERS * slowest, _WORKERS * fastest + 9)
     passes = -(-outputs_per_group // unit.units)
-    outer_loops, inner_loops = ceil_div(kernel_rows, rows_at_once), np.asarray(kernel_columns, np.float64)
+    outer_loops = ceil_div(windows.kernel_rows, rows_at_once)
+    inner_loops = np.asarray(windows.kernel_columns, np.float64)
     extra = {1: 15, 2: 46, 4: 60}.get(rows_at_once, 20 * rows_at_once)
     load = unit.units * _UNIT_WEIGHT_BYTES // (8 if rows_at_once == 4 else unit.load_bytes)
     loop = outer_loops * (14 + inner_loops * (12 + passes * (load + extra + 3)))
@@ -187,14 +202,14 @@ def matrix_nx1(
     return np.asarray(fixed + count * (16 + inner * (14 + outer * (14 + loop))))
 
 
-def zero_partials(positions: Sizes, output_groups: Sizes = 1, outputs_per_group: int = 16, groups: Sizes = 1) -> Array:
+def zero_partials(positions: Sizes, repeats: Repeats = _ONCE, outputs_per_group: int = 16) -> Array:
     """Clear the partial results before a vertex that only accumulates.
 
-    >>> float(zero_partials(28, 2))
+    >>> float(zero_partials(28, Repeats(outputs=2)))
     516.0
     """
     share = ceil_div(np.asarray(positions, np.float64) * outputs_per_group, _WORKERS)
-    return np.asarray(_WORKERS * np.asarray(groups) * np.asarray(output_groups) * (np.ceil(share / 2) + 5))
+    return np.asarray(_WORKERS * np.asarray(repeats.groups) * np.asarray(repeats.outputs) * (np.ceil(share / 2) + 5))
 
 
 def dot_product(channels: Sizes, half_inputs: bool, half_partials: bool) -> Array:
@@ -215,8 +230,6 @@ def horizontal_mac(
     kernel_positions: Sizes,
     channels: Sizes,
     outputs: Sizes,
-    input_groups: Sizes = 1,
-    output_groups: Sizes = 1,
     groups: Sizes = 1,
 ) -> Array:
     """One vertex that computes every output as a dot product: for few output channels or odd types.
@@ -232,27 +245,17 @@ def horizontal_mac(
     saving = 6 if half_inputs else 0
     worker = np.asarray(kernel_positions, np.float64) * (16 - saving + item + 16)
     fixed = (65 if half_inputs else 58) + 6 * (10 if half_partials else 9)
-    inner = np.asarray(input_groups) * (15 + np.asarray(output_groups) * (10 + _WORKERS * worker))
-    return np.asarray(fixed + np.asarray(groups) * (23 + inner))
+    return np.asarray(fixed + np.asarray(groups) * (23 + 15 + 10 + _WORKERS * worker))
 
 
-def vertical_mac(
-    half_partials: bool,
-    rows: Sizes,
-    width: Sizes,
-    kernel_rows: Sizes,
-    kernel_columns: Sizes,
-    groups_at_once: int = 8,
-    input_groups: Sizes = 1,
-    groups: Sizes = 1,
-) -> Array:
+def vertical_mac(half_partials: bool, windows: Windows, groups_at_once: int = 8, groups: Sizes = 1) -> Array:
     """One vertex of a depthwise or finely grouped convolution in float16; ``groups`` counts blocks of groups.
 
     A worker takes columns of the kernel for each of its outputs; the workers' results are then added.
     """
     g = groups_at_once
-    outputs = np.asarray(rows, np.float64) * np.asarray(width, np.float64)
-    column = np.asarray(kernel_rows, np.float64)
+    outputs = np.asarray(windows.rows, np.float64) * np.asarray(windows.width, np.float64)
+    column = np.asarray(windows.kernel_rows, np.float64)
     dot = 3 + 3 * (column - 1) * (g / 8) if g >= 8 else 3 + 2 * (column - 1) * (g / 4)
     if g == 4:
         base, item = (18, 7 + 3) if half_partials else (19, 7 + 5)
@@ -260,7 +263,7 @@ def vertical_mac(
         base, item = 13, 22
     else:
         base, item = 25, 2 * 22
-    items = np.ceil(outputs * np.asarray(kernel_columns, np.float64) / _WORKERS)
+    items = np.ceil(outputs * np.asarray(windows.kernel_columns, np.float64) / _WORKERS)
     worker = base + items * (item + dot)
     values = outputs * g
     zero = 4 + values / (4 if half_partials else 2)
@@ -268,7 +271,7 @@ def vertical_mac(
     reduction = (
         10 - float_partials + (7 + 2 * float_partials + (1 if half_partials else 2) * 5) * np.ceil(values / 6) / g
     )
-    inner = zero + 32 + np.asarray(input_groups) * (24 + _WORKERS * worker) + reduction
+    inner = zero + 32 + 24 + _WORKERS * worker + reduction
     return np.asarray(61 + 14 + 25 + float_partials + np.asarray(groups) * inner)
 
 

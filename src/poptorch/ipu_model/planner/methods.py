@@ -9,7 +9,7 @@ import torch
 
 from poptorch.ipu_model.architecture import Architecture, vector_width
 from poptorch.ipu_model.cycles import convolution as cycles
-from poptorch.ipu_model.cycles.convolution import Array, MatrixUnit
+from poptorch.ipu_model.cycles.convolution import Array, MatrixUnit, Repeats, Windows
 from poptorch.ipu_model.planner.shapes import Work
 
 
@@ -81,12 +81,20 @@ def _rows_at_once(unit: MatrixUnit, work: Work) -> list[int]:
     return [1, *few]
 
 
+def _repeats(t: TileSizes) -> Repeats:
+    return Repeats(t.inputs, t.outputs, t.groups)
+
+
+def _windows(t: TileSizes, work: Work) -> Windows:
+    return Windows(t.rows, t.width, t.kernel_rows, work.kernel_columns)
+
+
 def _matrix_1x1(unit: MatrixUnit) -> Method:
     return Method(
         "conv1x1",
         unit.input_channels,
         unit.units,
-        lambda t: cycles.matrix_1x1(unit, t.positions, t.inputs, t.outputs, unit.units, t.groups),
+        lambda t: cycles.matrix_1x1(unit, t.positions, _repeats(t), unit.units),
         _rate(unit),
     )
 
@@ -97,19 +105,8 @@ def _rate(unit: MatrixUnit) -> float:
 
 def _matrix_nx1(unit: MatrixUnit, work: Work, at_once: int) -> Method:
     def count(t: TileSizes) -> Array:
-        vertex = cycles.matrix_nx1(
-            unit,
-            t.rows,
-            t.width,
-            t.kernel_rows,
-            work.kernel_columns,
-            at_once,
-            t.inputs,
-            t.outputs,
-            unit.units,
-            t.groups,
-        )
-        return vertex + cycles.zero_partials(t.positions, t.outputs, unit.units, t.groups)
+        vertex = cycles.matrix_nx1(unit, _windows(t, work), at_once, _repeats(t), unit.units)
+        return vertex + cycles.zero_partials(t.positions, _repeats(t), unit.units)
 
     return Method("convnx1", unit.input_channels // at_once, unit.units, count, _rate(unit), zeroes=True)
 
@@ -126,9 +123,7 @@ def _horizontal(half: bool, half_partials: bool, work: Work, vector: int) -> Met
 
 def _vertical(half_partials: bool, work: Work, block: int) -> Method:
     def count(t: TileSizes) -> Array:
-        return cycles.vertical_mac(
-            half_partials, t.rows, t.width, t.kernel_rows, work.kernel_columns, block, groups=t.groups
-        )
+        return cycles.vertical_mac(half_partials, _windows(t, work), block, t.groups)
 
     return Method("vmac", 1, 1, count, 4.0, group_block=block)
 
