@@ -140,13 +140,12 @@ def _bubble(document: dict[str, Any], pipelined: bool, balance: float) -> tuple[
     micro = document["estimate"]["round"]["microBatches"]
     stages = len(document["estimate"]["stages"])
     depth = max(1, stages - 2) if document["training"] else stages - 1
-    filling = depth / (micro + depth)
-    more = document["training"] and "gradientAccumulation" or "deviceIterations"
+    more = "gradientAccumulation" if document["training"] else "deviceIterations"
     return (
         title,
-        f"The pipeline has {micro} micro-batches up to the next update: filling and draining it is {filling:.0%} of its "
-        f"cycles. Uneven stages are {1 - balance:.0%} of a full cycle.",
-        f"With {more}({micro * 4}) filling and draining would be {depth / (micro * 4 + depth):.0%}.",
+        f"{depth} of the {micro + depth} pipeline cycles up to the next update fill or drain the pipeline. In the others, "
+        f"uneven stages wait {1 - balance:.0%} of the time.",
+        f"With {more}({micro * 4}) it would be {depth} of {micro * 4 + depth}.",
     )
 
 

@@ -47,7 +47,8 @@ const charts = {
     this.drawn.set(div, { traces, layout });
     await plotly.react(div, traces, this.layout(layout), {
       responsive: true, displaylogo: false, scrollZoom: false,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      plotlyServerURL: "",
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendChartToCloud"], // what is in a report stays here
     });
     div.setAttribute("data-drawn", "");
     if (first) for (const [name, listener] of Object.entries(listeners)) div.on(name, listener);

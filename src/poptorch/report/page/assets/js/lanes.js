@@ -40,7 +40,7 @@ class Lanes {
   layout() {
     const { lanes, axis } = this.options;
     return {
-      barmode: "overlay", bargap: 0.15, hovermode: "closest", margin: { t: 40, r: 20, b: 45, l: 90 },
+      barmode: "overlay", hovermode: "closest", margin: { t: 40, r: 20, b: 45, l: 90 },
       xaxis: { title: { text: axis }, range: [...this.shown], exponentformat: "SI", separatethousands: true },
       yaxis: {
         tickvals: lanes.map((_, i) => i), ticktext: lanes.map((name) => escaped(shortened(name, 22))), range: [lanes.length - 0.5, -0.5],
@@ -54,7 +54,7 @@ class Lanes {
     const bar = (lane, start, length, kind, text, hover) => {
       if (!byKind.has(kind)) {
         byKind.set(kind, {
-          type: "bar", orientation: "h", name: kind, x: [], base: [], y: [], text: [], hovertext: [], hoverinfo: "text",
+          type: "bar", orientation: "h", name: kind, x: [], base: [], y: [], width: 0.85, text: [], hovertext: [], hoverinfo: "text",
           textposition: "inside", insidetextanchor: "start", textangle: 0, constraintext: "none", cliponaxis: true,
           textfont: { size: 11, color: "#10151b" }, marker: { color: this.options.colours[kind] ?? "#7f8c99", line: { width: 0 } },
         });
@@ -98,7 +98,8 @@ class Lanes {
         flush();
         const room = (length / (to - from)) * 130; // letters
         const name = items.name(i);
-        bar(lane, start, length, items.kind(i), room > 4 ? escaped(shortened(name, Math.floor(room))) : "", items.hover(i));
+        const text = name.length <= room ? name : room > 4 ? shortened(name, Math.floor(room)) : "";
+        bar(lane, start, length, items.kind(i), escaped(text), items.hover(i));
         continue;
       }
       if (group && (start - group.end > least || end - group.start > 3 * least)) flush();

@@ -12,7 +12,7 @@ function livenessTab(report, panel) {
   const slider = h("input", { type: "range", min: "0", "aria-label": "Step", oninput: () => choose(Number(slider.value)) });
   const box = h("input", { type: "number", min: "0", "aria-label": "Number of the step", style: "width:6rem", onchange: () => choose(Number(box.value)) });
   const about = h("p", { role: "status" });
-  const zoom = zoomButtons(div, () => [0, steps() - 1]);
+  const zoom = zoomButtons(div, () => [0, steps()]);
   const grid = variables ? new Grid(variableColumns(report), { label: "Tensors at this step", sort: ["bytes", true] }) : null;
   const steps = () => offsets[state.ipu + 1] - offsets[state.ipu];
   const bytes = liveness.numbers("bytes");
@@ -21,12 +21,13 @@ function livenessTab(report, panel) {
   function draw() {
     const first = offsets[state.ipu], x = range(steps());
     const y = Array.from(x, (i) => (bytes[first + i] + added()) / 2 ** 20);
+    const closed = (values, end) => [...values, end]; // a step lasts until the next one, the last one, too
     const text = Array.from(x, (i) => `Step ${i}: ${escaped(liveness.at("name", first + i))}<br>${escaped(moduleName(liveness.at("layer", first + i)))}<br>${format.bytes(bytes[first + i] + added())}`);
     return charts.draw(div, [
-      { type: "scatter", mode: "lines", x: Array.from(x), y, line: { shape: "hv", width: 1.5, color: PALETTE[0] }, fill: "tozeroy", hovertext: text, hoverinfo: "text", showlegend: false },
+      { type: "scatter", mode: "lines", x: closed(x, steps()), y: closed(y, y.at(-1)), line: { shape: "hv", width: 1.5, color: PALETTE[0] }, fill: "tozeroy", hovertext: text, hoverinfo: "text", showlegend: false },
       { type: "scatter", mode: "markers", x: [state.step], y: [y[state.step]], marker: { size: 11, color: PALETTE[1] }, hoverinfo: "skip", showlegend: false },
     ], {
-      hovermode: "closest", xaxis: { title: { text: "step of the program" }, range: div.layout?.xaxis?.range?.slice() ?? [0, Math.max(1, steps() - 1)] },
+      hovermode: "closest", xaxis: { title: { text: "step of the program" }, range: div.layout?.xaxis?.range?.slice() ?? [0, steps()] },
       yaxis: { title: { text: state.always ? "MiB live" : "MiB not always live" }, rangemode: "tozero", fixedrange: true },
       shapes: [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: state.step, x1: state.step, line: { color: PALETTE[1], width: 1.5 } }],
     }, { plotly_click: (event) => choose(event.points[0].pointIndex) });

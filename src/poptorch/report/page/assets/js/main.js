@@ -39,7 +39,7 @@ async function start() {
   document.getElementById("loading").remove();
   const wanted = location.hash.slice(1);
   await tabs.open(tabs.tabs.has(wanted) ? wanted : tabs.tabs.keys().next().value);
-  document.body.setAttribute("data-ready", "");
+  document.body.dataset.ready = Math.round(performance.now()); // milliseconds since the navigation began
 }
 
 start();

@@ -128,6 +128,7 @@ function memoryVariables(report) {
   const { variables } = report.tables;
   if (!variables) return null;
   const perIpu = report.document.target.tilesPerIpu;
+  const computing = perIpu - report.document.target.ioTiles; // tensors go round these
   const first = variables.numbers("first_tile"), count = variables.numbers("tiles"), ipus = variables.numbers("ipu");
   const grid = new Grid(variableColumns(report), { label: "Tensors", sort: ["bytes", true] });
   grid.set(range(variables.rows));
@@ -135,7 +136,7 @@ function memoryVariables(report) {
     grid,
     showTile(tile) {
       grid.set(tile === null ? range(variables.rows) : range(variables.rows).filter((row) => (
-        ipus[row] === Math.floor(tile / perIpu) && first[row] <= tile % perIpu && tile % perIpu < first[row] + count[row])));
+        ipus[row] === Math.floor(tile / perIpu) && tile % perIpu < computing && ((tile % perIpu) - first[row] + computing) % computing < count[row])));
     },
   };
 }
@@ -145,7 +146,7 @@ function variableColumns(report) {
   const always = variables.numbers("first_step");
   return [
     column(variables, "name", "Name", { width: "minmax(14rem, 2fr)" }),
-    column(variables, "category", "Category", { width: "13rem" }),
+    column(variables, "category", "Category", { width: "15rem" }),
     { key: "layer", title: "Module", width: "minmax(8rem, 1fr)", value: (row) => moduleName(variables.at("layer", row)) },
     { key: "ipu", title: "IPU", width: "5rem", value: (row) => ipuName(report, variables.at("ipu", row)) },
     { key: "live", title: "Live", width: "7rem", value: (row) => (always[row] < 0 ? "always" : "for a time") },

@@ -8,8 +8,9 @@ const GROUPS = {
 
 /** For each operation, what it is summed up by. */
 function groupOf(operations, by) {
-  if (by === "layer") return (row) => moduleName(operations.at("layer", row)) || "(no module)";
-  if (by === "outer") return (row) => operations.at("layer", row).split("/")[0] || "(no module)";
+  const none = (row) => (operations.at("stage", row) === "weight update" ? "(weight update)" : "(no module)");
+  if (by === "layer") return (row) => moduleName(operations.at("layer", row)) || none(row);
+  if (by === "outer") return (row) => operations.at("layer", row).split("/")[0] || none(row);
   return operations.reader(by, "left out");
 }
 
@@ -95,7 +96,7 @@ function operationsTab(report, panel) {
       type: "bar", orientation: "h", y: largest.map((_, i) => i), x: largest.map((row) => row[state.measure]), marker: { color: PALETTE[0] },
       text: largest.map((row) => shown(row[state.measure])), textposition: "auto", hovertext: largest.map((row) => `${escaped(row.name)}<br>${shown(row[state.measure])}`), hoverinfo: "text",
     }], {
-      xaxis: { title: { text: title }, exponentformat: "SI", rangemode: "tozero" }, margin: { t: 10, r: 20, b: 45, l: 160 },
+      xaxis: { title: { text: title }, exponentformat: "SI", rangemode: "tozero" }, margin: { t: 32, r: 20, b: 45, l: 160 },
       yaxis: { range: [largest.length - 0.4, -0.6], tickvals: largest.map((_, i) => i), ticktext: largest.map((row) => escaped(shortened(row.name, 34))), fixedrange: true },
     });
   }

@@ -34,9 +34,10 @@ class Tree {
     return found;
   }
 
-  openTo(depth) {
+  /** Open those, and close all others. */
+  openWhere(isOpen) {
     this.open.clear();
-    this.children.forEach((children, row) => { if (children && this.depth[row] < depth) this.open.add(row); });
+    this.children.forEach((children, row) => { if (children && isOpen(row)) this.open.add(row); });
   }
 }
 
@@ -117,10 +118,12 @@ function programsTab(report, panel) {
     ]));
   }
 
-  const level = (text, depth) => h("button", { type: "button", class: "button", onclick: () => { tree.openTo(depth); show(); } }, text);
+  const ofStage = (row) => programs.at("ipu", row) >= 0;
+  const levels = { Stages: (row) => !ofStage(row), Operations: (row) => programs.at("operation", row) < 0, Everything: () => true };
+  const buttons = Object.entries(levels).map(([text, isOpen]) => h("button", { type: "button", class: "button", onclick: () => { tree.openWhere(isOpen); show(); } }, text));
   panel.append(card("Programs of a call",
     h("p", { class: "muted" }, "Arrow keys move through the tree; right and left open and close. Cycles of a program count all its turns and what is inside."),
-    ...grid.parts(level("Stages", 3), level("Operations", 4), level("Everything", 99)), about));
-  tree.openTo(3);
+    ...grid.parts(...buttons), about));
+  tree.openWhere(levels.Stages);
   show();
 }
