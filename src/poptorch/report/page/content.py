@@ -1,4 +1,8 @@
-"""What a page shows of one report: a pure function from a profile to figures and tables."""
+"""What a page shows of one report: pure functions from a profile to figures and tables.
+
+Calls of a model add to its report again and again. What does not change meanwhile is apart from what does, and is made
+once.
+"""
 
 from __future__ import annotations
 
@@ -34,25 +38,34 @@ class Content:
         return pack(self.figures, self.tables)
 
 
-def content_of(profile: Profile, name: str = "") -> Content:
-    """Everything that the page shows; ``name`` is what the page calls the report, by default the model's."""
+def model_of(profile: Profile, name: str = "") -> Content:
+    """What is known after the compilation; ``name`` is what the page calls the report, by default the model's."""
     tables = {
         "tiles": {category: on_tiles.astype(np.float32) for category, on_tiles in profile.tables["tiles"].items()},
         "liveness": _chosen(profile.tables["liveness"], ("ipu", "name", "layer", "bytes", "operation")),
         "operations": _operations(profile),
         "programs": _chosen(profile.tables["programs"], _PROGRAM_COLUMNS),
         **_trace(profile),
-        **{table: profile.tables[table] for table in ("variables", "jobs", "spans") if table in profile.tables},
+        **{table: profile.tables[table] for table in ("variables", "jobs") if table in profile.tables},
     }
+    document = {key: value for key, value in profile.document.items() if key != "execution"}
     figures = {
         "name": name or profile.document["model"],
-        "document": profile.document,
-        "sections": [_section(section) for section in _sections(profile)],
-        "insights": [dataclasses.asdict(insight) for insight in insights_of(profile, tables["operations"])],
+        "document": document,
         "gaps": GAPS,
         "notAlwaysLive": COMING,
     }
     return Content(figures, tables)
+
+
+def calls_of(profile: Profile) -> Content:
+    """What calls add to it: their times, and the texts that speak of them."""
+    figures = {
+        "execution": profile.document["execution"],
+        "sections": [_section(section) for section in _sections(profile)],
+        "insights": [dataclasses.asdict(insight) for insight in insights_of(profile, _operations(profile))],
+    }
+    return Content(figures, {"spans": profile.tables["spans"]} if "spans" in profile.tables else {})
 
 
 def _sections(profile: Profile) -> list[Section]:
@@ -95,4 +108,4 @@ def _trace(profile: Profile) -> dict[str, Table]:
     return {"steps": steps, "flames": flames_of(programs, profile.tables["operations"], steps)}
 
 
-__all__ = ["Content", "content_of"]
+__all__ = ["Content", "calls_of", "model_of"]

@@ -6,9 +6,11 @@ import functools
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from poptorch.report.page.content import Content
 from poptorch.report.page.packing import as_text
 
 SCRIPTS = (
@@ -21,8 +23,21 @@ TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
 """The looks of plotly that go with the page's."""
 
 
-def render(title: str, reports: Sequence[bytes], comparison: bytes | None = None) -> str:
-    """A page with one report, or with two and their differences; all of them packed."""
+@dataclass(frozen=True)
+class PackedReport:
+    """A report as texts for script elements: what is known after the compilation, and what calls add."""
+
+    model: str
+    calls: str
+
+    @classmethod
+    def of(cls, model: Content, calls: Content) -> PackedReport:
+        """Both parts, packed."""
+        return cls(as_text(model.packed()), as_text(calls.packed()))
+
+
+def render(title: str, reports: Sequence[PackedReport], comparison: Content | None = None) -> str:
+    """A page with one report, or with two and their differences."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -33,8 +48,8 @@ def render(title: str, reports: Sequence[bytes], comparison: bytes | None = None
         script=Markup("\n".join(_asset(f"js/{name}.js") for name in SCRIPTS)),
         templates=as_text(gzip.compress(json.dumps(_templates()).encode(), mtime=0)),
         plotly=_plotly(),
-        reports=[as_text(packed) for packed in reports],
-        comparison=as_text(comparison) if comparison is not None else None,
+        reports=reports,
+        comparison=as_text(comparison.packed()) if comparison is not None else None,
     )
 
 
@@ -56,4 +71,4 @@ def _templates() -> dict[str, Any]:
     return {theme: json.loads((folder / f"{name}.json").read_text("utf-8")) for theme, name in TEMPLATES.items()}
 
 
-__all__ = ["SCRIPTS", "render"]
+__all__ = ["SCRIPTS", "PackedReport", "render"]

@@ -53,7 +53,8 @@ class Table {
   }
 }
 
-async function reportIn(element) {
+/** Figures, and under `tables` the tables. */
+async function contentOf(element) {
   const buffer = await unpacked(element);
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
@@ -67,6 +68,13 @@ async function reportIn(element) {
     tables[name] = new Table(rows, made);
   }
   return { ...header.figures, tables };
+}
+
+/** What is known after the compilation, together with what calls add. */
+async function reportOf(model, calls) {
+  const [fixed, added] = await Promise.all([contentOf(model), contentOf(calls)]);
+  const { execution, ...figures } = added;
+  return { ...fixed, ...figures, document: { ...fixed.document, execution }, tables: { ...fixed.tables, ...added.tables } };
 }
 
 const range = (count) => Uint32Array.from({ length: count }, (_, i) => i);

@@ -9,9 +9,10 @@ const tabTitle = (key) => TABS[key][0];
 
 async function start() {
   theme.start();
-  const reports = await Promise.all([...document.querySelectorAll(".packed-report")].map(reportIn));
+  const calls = [...document.querySelectorAll(".packed-calls")];
+  const reports = await Promise.all([...document.querySelectorAll(".packed-model")].map((model, i) => reportOf(model, calls[i])));
   const packed = document.getElementById("packed-comparison");
-  const comparison = packed ? await reportIn(packed) : null;
+  const comparison = packed ? await contentOf(packed) : null;
   let report = reports[0];
   const tabs = new Tabs(document.getElementById("tabs"), document.getElementById("panels"));
   const open = (key) => { tabs.open(key); tabs.tabs.get(key).tab.focus(); };
