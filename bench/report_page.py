@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "report"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "report" / "page"))
 
-from browser import View, chromium  # noqa: E402
-from synthetic import synthetic_profile  # noqa: E402
+from page_view import View, chromium  # noqa: E402
+from synthetic_profiles import synthetic_profile  # noqa: E402
 
 from poptorch.report.page import write_page  # noqa: E402
 

@@ -71,35 +71,50 @@ def _categories(one: Profile, other: Profile) -> Table:
 
 
 def _operations(one: Profile, other: Profile) -> Table:
-    """Operations that are alike (same operator, module and pass, in order) are one row; others are added or removed."""
-    measures = [m for m in _MEASURES if m in one.tables["operations"] and m in other.tables["operations"]]
-    first, second = _keys(one.tables["operations"]), _keys(other.tables["operations"])
+    """A row for each operation of either report; those that are alike are one row, others are added or removed."""
+    first, second = one.tables["operations"], other.tables["operations"]
+    measures = [m for m in _MEASURES if m in first and m in second]
     columns = {f"{m}_{side}": float for m in measures for side in ("one", "other")}
     made = Rows(state=str, name=str, operator=str, layer=str, sweep=str, **columns)
-    for key in dict.fromkeys([*first, *second]):
-        rows = first.get(key), second.get(key)
+    for rows in _pairs(first, second):
         values = {
-            f"{m}_{side}": 0.0 if row is None else float(profile.tables["operations"][m][row])
+            f"{m}_{side}": 0.0 if row is None else float(table[m][row])
             for m in measures
-            for side, profile, row in zip(("one", "other"), (one, other), rows, strict=True)
+            for side, table, row in zip(("one", "other"), (first, second), rows, strict=True)
         }
-        profile, row = (one, rows[0]) if rows[0] is not None else (other, rows[1])
-        made.add(
-            state=_state(rows, values, measures), name=str(profile.tables["operations"]["name"][row]), operator=key[0],
-            layer=key[1], sweep=key[2], **values,
-        )  # fmt: skip
+        table, row = (first, rows[0]) if rows[0] is not None else (second, rows[1])
+        what = {column: str(table[column][row]) for column in ("name", *_IDENTITY)}
+        made.add(state=_state(rows, values, measures), **what, **values)
     return made.table()
 
 
-def _keys(operations: Table) -> dict[tuple[str, str, str, int], int]:
-    """What an operation is, whatever its number; the last part counts equal ones."""
-    seen: Counter[tuple[str, str, str]] = Counter()
-    found = {}
-    columns = (operations[name].tolist() for name in ("operator", "layer", "sweep"))
-    for row, key in enumerate(zip(*columns, strict=True)):
-        found[(*key, seen[key])] = row
-        seen[key] += 1
-    return found
+_IDENTITY = ("operator", "layer", "sweep")
+"""What an operation is, whatever its number."""
+
+_WORK = ("flops", "bytes")
+
+
+def _pairs(first: Table, second: Table) -> list[tuple[int | None, int | None]]:
+    """Rows that belong together: first those with the same work, then the rest in order; at the end what is left."""
+    left: list[dict[int, None]] = [dict.fromkeys(range(len(table["name"]))) for table in (first, second)]
+    found: list[tuple[int | None, int | None]] = []
+    work = [column for column in _WORK if column in first and column in second]
+    for columns in ([*_IDENTITY, *work], list(_IDENTITY)):
+        waiting: dict[tuple[object, ...], list[int]] = {}
+        for row in left[1]:
+            waiting.setdefault(_key(second, columns, row), []).append(row)
+        for rows in waiting.values():
+            rows.reverse()
+        for row in list(left[0]):
+            rows = waiting.get(_key(first, columns, row), [])
+            if rows:
+                found.append((row, rows[-1]))
+                del left[0][row], left[1][rows.pop()]
+    return [*sorted(found, key=lambda pair: pair[0] or 0), *((row, None) for row in left[0]), *((None, row) for row in left[1])]
+
+
+def _key(table: Table, columns: list[str], row: int) -> tuple[object, ...]:
+    return tuple(table[column][row].item() for column in columns)
 
 
 def _state(rows: tuple[int | None, int | None], values: dict[str, float], measures: list[str]) -> str:

@@ -1,6 +1,6 @@
 // Memory: bytes of each tile, by category or by liveness, and the tensors on them.
 
-const TILE_BARS = 320; // at most; a bar of several tiles shows the fullest of them
+const TILE_BARS = 250; // at most; a bar of several tiles shows the fullest of them
 
 function memoryTab(report, panel) {
   const { tiles } = report.tables;

@@ -128,7 +128,7 @@ class View:
 
     def screenshot(self, name: str) -> None:
         """Keep what the tab looks like, in the folder that ``REPORT_SCREENSHOTS`` names or under ``build``."""
-        folder = Path(os.environ.get("REPORT_SCREENSHOTS") or Path(__file__).resolve().parents[2] / "build" / "screenshots")
+        folder = Path(os.environ.get("REPORT_SCREENSHOTS") or Path(__file__).resolve().parents[3] / "build" / "screenshots")
         folder.mkdir(parents=True, exist_ok=True)
         height = self.run("return document.documentElement.scrollHeight")
         self.driver.set_window_size(1400, min(3000, height + 160))
