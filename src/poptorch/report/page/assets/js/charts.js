@@ -29,7 +29,7 @@ const charts = {
       hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--text") }, align: "left" },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--accent") },
       margin: { t: 30, r: 20, b: 50, l: 70 }, separators: ".,",
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left" },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left", traceorder: "normal" },
       ...extra,
     };
     for (const [name, value] of Object.entries(made)) {

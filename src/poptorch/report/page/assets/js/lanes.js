@@ -2,6 +2,8 @@
 // a pixel or two is drawn together with its neighbours, and zooming in draws it anew.
 
 const LANE_BARS = 4000; // at most about so many bars in a chart
+const LETTERS = 165; // that fit into its width
+const TOGETHER = 6; // a bar for what is narrow is as wide as so many of the narrowest
 
 /**
  * items: {count, lane(i), start(i), length(i), kind(i), name(i), hover(i)}; in each lane ordered by start.
@@ -80,15 +82,7 @@ class Lanes {
     const least = (to - from) / pixels;
     let group = null;
     const flush = () => {
-      if (!group) return;
-      const kinds = [...group.kinds].sort(([, a], [, b]) => b - a);
-      if (group.count === 1) bar(lane, group.start, group.end - group.start, kinds[0][0], "", items.hover(group.first));
-      else {
-        const busy = kinds.reduce((sum, [, length]) => sum + length, 0);
-        const shares = kinds.map(([kind, length]) => `${kind} ${format.share(length / busy)}`).join("<br>");
-        bar(lane, group.start, group.end - group.start, kinds[0][0], "",
-          `${group.count} together, ${options.value(group.end - group.start)}<br>${shares}<br>Zoom in to see them`);
-      }
+      if (group) this.drawGroup(group, lane, bar);
       group = null;
     };
     for (const i of rows) {
@@ -96,18 +90,34 @@ class Lanes {
       if (end < from || start > to) continue;
       if (length >= 2 * least) {
         flush();
-        const room = (length / (to - from)) * 130; // letters
+        const room = (length / (to - from)) * LETTERS;
         const name = items.name(i);
         const text = name.length <= room ? name : room > 4 ? shortened(name, Math.floor(room)) : "";
         bar(lane, start, length, items.kind(i), escaped(text), items.hover(i));
         continue;
       }
-      if (group && (start - group.end > least || end - group.start > 3 * least)) flush();
+      if (group && (start - group.end > least || end - group.start > TOGETHER * least)) flush();
       group ??= { start, end, count: 0, kinds: new Map(), first: i };
       group.end = Math.max(group.end, end);
       group.count += 1;
       group.kinds.set(items.kind(i), (group.kinds.get(items.kind(i)) ?? 0) + length);
     }
     flush();
+  }
+
+  /** What is too narrow, as one bar for each kind, as wide as its share; their order in it means nothing. */
+  drawGroup(group, lane, bar) {
+    const { items, options } = this;
+    const kinds = [...group.kinds].sort(([, a], [, b]) => b - a);
+    const busy = kinds.reduce((sum, [, length]) => sum + length, 0), width = group.end - group.start;
+    const shares = kinds.map(([kind, length]) => `${kind} ${format.share(length / busy)}`).join("<br>");
+    const hover = group.count === 1 ? items.hover(group.first)
+      : `${group.count} together, ${options.value(width)}<br>${shares}<br>Zoom in to see them`;
+    let now = group.start;
+    for (const [kind, length] of kinds) {
+      const part = busy > 0 ? (width * length) / busy : width / kinds.length;
+      bar(lane, now, part, kind, "", hover);
+      now += part;
+    }
   }
 }

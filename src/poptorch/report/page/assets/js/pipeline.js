@@ -54,7 +54,7 @@ function drawBubbles(report, div) {
     textposition: "inside", insidetextanchor: "middle", textangle: 0, hovertext: values.map((value) => `${name}: ${format.cycles(value)} cycles`), hoverinfo: "text",
   });
   return charts.draw(div, [bar("works", busy, "#3d7dd8"), bar("waits", busy.map((value) => Math.max(0, length - value)), "#9aa5b1")],
-    { barmode: "stack", legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" }, margin: { t: 35, r: 20, b: 45, l: 70 }, xaxis: { title: { text: "% of the round" }, range: [0, 100] }, yaxis: { autorange: "reversed" } });
+    { barmode: "stack", margin: { t: 35, r: 20, b: 45, l: 70 }, xaxis: { title: { text: "% of the round" }, range: [0, 100] }, yaxis: { autorange: "reversed" } });
 }
 
 /** What was measured: lanes are parts of the model or workers of the host. Returns the first drawing. */

@@ -14,6 +14,10 @@ function traceTab(report, panel) {
 
   async function show() {
     charts.drawn.delete(place.querySelector(".chart"));
+    if (state.view === "flame" && state.ipu < 0) {
+      state.ipu = 0; // layers of several IPUs would not fit above each other
+      ipuBox.querySelector("select").value = "0";
+    }
     const made = { flat: flatTrace, flame: flameTrace, bsp: bspTrace }[state.view](report, state.ipu, both);
     place.replaceChildren(controls(made.zoom), made.div, h("p", { class: "muted" }, made.note));
     await made.draw();
@@ -51,9 +55,8 @@ function flatTrace(report, ipu, both) {
 
 function flameTrace(report, ipu, both) {
   const { flames, operations } = report.tables;
-  const place = Math.max(0, ipu);
   const ipus = flames.numbers("ipu"), depths = flames.numbers("depth"), starts = flames.numbers("start"), ends = flames.numbers("end"), owner = flames.numbers("operation");
-  const rows = range(flames.rows).filter((row) => ipus[row] === place);
+  const rows = range(flames.rows).filter((row) => ipus[row] === ipu);
   const deepest = rows.reduce((most, row) => Math.max(most, depths[row]), 0);
   const lanes = new Lanes("Execution trace, flame", {
     count: rows.length, lane: (i) => depths[rows[i]], start: (i) => starts[rows[i]], length: (i) => ends[rows[i]] - starts[rows[i]],
@@ -63,7 +66,7 @@ function flameTrace(report, ipu, both) {
       owner[rows[i]] >= 0 ? escaped(operations.reader("source")(owner[rows[i]])) : "",
     ].filter(Boolean).join("<br>"),
   }, { lanes: Array.from({ length: deepest + 1 }, (_, depth) => `level ${depth}`), colours: PHASES, axis: "cycles", value: both });
-  return { ...viewOf(lanes), note: `${ipuName(report, place)}: stages at the top, then modules, operations and the phases of their programs.` };
+  return { ...viewOf(lanes), note: `${ipuName(report, ipu)}: stages at the top, then modules, operations and the phases of their programs.` };
 }
 
 const viewOf = (lanes) => ({ div: lanes.div, zoom: lanes.zoom, draw: () => lanes.draw() });
