@@ -1,6 +1,6 @@
 """How long a large report page takes to open: from the navigation until the first tab is drawn, and each other tab.
 
-    python bench/report_page.py [--ipus 16] [--operations 5000] [--times 5]
+python bench/report_page.py [--ipus 16] [--operations 5000] [--times 5]
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "report" / "page"))
 
-from page_view import View, chromium  # noqa: E402
-from synthetic_profiles import synthetic_profile  # noqa: E402
+from page_view import View, chromium
+from synthetic_profiles import synthetic_profile
 
-from poptorch.report.page import write_page  # noqa: E402
+from poptorch.report.page import write_page
 
 LIMIT_SECONDS, LIMIT_BYTES = 3.0, 30e6
 
@@ -33,7 +33,10 @@ def main() -> int:
         page = write_page(Path(folder), synthetic_profile(chosen.ipus, operations=chosen.operations))
         assert page is not None
         size = page.stat().st_size
-        print(f"{chosen.ipus} IPUs, {chosen.operations} operations: {size / 1e6:.1f} MB, made in {time.perf_counter() - start:.1f} s")
+        print(
+            f"{chosen.ipus} IPUs, {chosen.operations} operations: {size / 1e6:.1f} MB, "
+            f"made in {time.perf_counter() - start:.1f} s"
+        )
         seconds = [View(driver, page).milliseconds / 1e3 for _ in range(chosen.times)]
         print(f"opens in {statistics.median(seconds):.2f} s (median of {[round(it, 2) for it in seconds]})")
         view = View(driver, page)

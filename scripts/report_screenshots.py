@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "report" / "page"))
 
 from page_view import View, chromium  # noqa: E402
 
-WIDTH, HEIGHT = 1200, 780
+WIDTH = 1200
 IPUS, ACCUMULATION, SIZE, WORDS = 4, 8, 64, 1000
 
 
@@ -73,10 +73,10 @@ def write_report(folder: Path) -> Path:
     return folder / "transformer" / "report.html"
 
 
-def take(view: View, name: str, theme: str) -> None:
+def take(view: View, name: str, theme: str, height: int) -> None:
     """One picture of what the page shows now, with few colours, so that it stays small."""
     view.choose("#theme", theme)
-    view.driver.set_window_size(WIDTH, HEIGHT)
+    view.driver.set_window_size(WIDTH, height)
     view.run("document.activeElement.blur(); window.scrollTo(0, 0); return new Promise(done => setTimeout(done, 1500))")
     file = IMAGES / f"report-{name}.png"
     view.driver.save_screenshot(str(file))
@@ -88,16 +88,17 @@ def main() -> None:
     """Three pictures."""
     with tempfile.TemporaryDirectory() as folder, chromium() as driver:
         view = View(driver, write_report(Path(folder)))
-        driver.set_window_size(WIDTH, HEIGHT)
         view.open("memory")
-        take(view, "memory", "light")
+        take(view, "memory", "light", 870)
         view.open("pipeline")
-        take(view, "pipeline", "light")
+        take(view, "pipeline", "light", 1290)
         view.open("trace")
         view.press_button("trace", "Flame")
         view.until("return document.querySelector('#panel-trace .chart[data-drawn]')")
-        view.run("return Plotly.relayout(document.querySelector('#panel-trace .chart'), {'xaxis.range': [1000, 13000]})")
-        take(view, "trace", "dark")
+        view.run(
+            "return Plotly.relayout(document.querySelector('#panel-trace .chart'), {'xaxis.range': [1000, 13000]})"
+        )
+        take(view, "trace", "dark", 740)
 
 
 if __name__ == "__main__":

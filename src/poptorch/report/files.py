@@ -158,4 +158,17 @@ def reports_in(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob("*/profile.pop")) if path.is_dir() else []
 
 
-__all__ = ["FORMAT", "README", "VERSION", "Profile", "Column", "Rows", "Table", "load", "replace", "reports_in", "rows", "save"]
+__all__ = [
+    "FORMAT",
+    "README",
+    "VERSION",
+    "Profile",
+    "Column",
+    "Rows",
+    "Table",
+    "load",
+    "replace",
+    "reports_in",
+    "rows",
+    "save",
+]

@@ -1,4 +1,4 @@
-"""When which IPU works on which micro-batch: the passes of one round up to a weight update, as the IPU Model sees them."""
+"""When which IPU works on which micro-batch: one round up to a weight update, as the IPU Model sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_JOBS = 20_000
 
 
 def jobs_of(estimate: Estimate) -> Table:
-    """A row for each pass of each micro-batch: its stage, its IPU, and from which to which cycle of the round it runs."""
+    """A row for each pass of each micro-batch: its stage, its IPU, and when in the round it runs."""
     timeline, flow = estimate.timeline, estimate.flow
     found = Rows(stage=str, ipu=int, micro=int, tick=int, start=float, cycles=float)
     place = {ipu.ipu: place for place, ipu in enumerate(estimate.ipus)}

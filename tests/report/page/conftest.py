@@ -19,15 +19,11 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def driver() -> Iterator[webdriver.Chrome]:
     """A headless Chromium; tests are left out where there is none, unless ``REQUIRE_BROWSER`` is set."""
-    required = bool(os.environ.get("REQUIRE_BROWSER"))
-    try:
-        import page_view
-    except ModuleNotFoundError as problem:
-        assert not required, f"{problem}, and REQUIRE_BROWSER says that there must be a browser"
-        pytest.skip(f"{problem}: pip install selenium")
+    import page_view
+
     missing = page_view.missing()
     if missing:
-        assert not required, f"{missing} is missing, and REQUIRE_BROWSER says that there must be a browser"
+        assert not os.environ.get("REQUIRE_BROWSER"), f"there is no {missing}, and .ci/run says that there must be one"
         pytest.skip(f"needs {missing} of the system")
     with page_view.chromium() as driver:
         yield driver

@@ -19,7 +19,8 @@ from selenium.webdriver.remote.webelement import WebElement
 
 BROWSER, DRIVER = "chromium", "chromedriver"
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1400,1000",
 )  # fmt: skip
 PATIENCE = 60.0
@@ -99,9 +100,18 @@ class View:
 
     def press_button(self, panel: str, text: str) -> None:
         """Press a button of a tab, by its text, with the keyboard."""
-        found = [button for button in self.all(f"#panel-{panel} button") if button.text == text or button.get_attribute("aria-label") == text]
+        found = [
+            button
+            for button in self.all(f"#panel-{panel} button")
+            if button.text == text or button.get_attribute("aria-label") == text
+        ]
         assert found, f"no button {text!r} in {panel}"
         self.press(found[0], Keys.ENTER)
+
+    def tick(self, panel: str, label: str) -> None:
+        """Tick a box, or the reverse."""
+        (box,) = (it for it in self.all(f"#panel-{panel} label") if it.text == label)
+        self.press(box.find_element(By.TAG_NAME, "input"), Keys.SPACE)
 
     def choose(self, selector: str, value: str) -> None:
         self.run(
@@ -114,7 +124,9 @@ class View:
 
     def bars(self, chart: WebElement) -> int:
         """The number of bars and points of a chart."""
-        return int(self.run("return arguments[0].querySelectorAll('.point path, .scatterlayer .js-line').length", chart))
+        return int(
+            self.run("return arguments[0].querySelectorAll('.point path, .scatterlayer .js-line').length", chart)
+        )
 
     def x_range(self, chart: WebElement) -> list[float]:
         return [float(end) for end in self.run("return arguments[0].layout.xaxis.range", chart)]
@@ -122,13 +134,16 @@ class View:
     def cells(self, grid: str, column: int) -> list[str]:
         """The texts of a column of a grid, of those rows that are on the page, in the order of the table."""
         return list(self.run(
-            "return [...document.querySelectorAll(arguments[0] + ' .grid-row')].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex)"
+            "return [...document.querySelectorAll(arguments[0] + ' .grid-row')]"
+            ".sort((a, b) => a.ariaRowIndex - b.ariaRowIndex)"
             ".map(row => row.children[arguments[1]].textContent)", grid, column,
         ))  # fmt: skip
 
     def screenshot(self, name: str) -> None:
         """Keep what the tab looks like, in the folder that ``REPORT_SCREENSHOTS`` names or under ``build``."""
-        folder = Path(os.environ.get("REPORT_SCREENSHOTS") or Path(__file__).resolve().parents[3] / "build" / "screenshots")
+        folder = Path(
+            os.environ.get("REPORT_SCREENSHOTS") or Path(__file__).resolve().parents[3] / "build" / "screenshots"
+        )
         folder.mkdir(parents=True, exist_ok=True)
         height = self.run("return document.documentElement.scrollHeight")
         self.driver.set_window_size(1400, min(3000, height + 160))

@@ -9,7 +9,8 @@ import numpy as np
 from poptorch.report.files import FORMAT, VERSION, Profile, Rows, Table
 
 CATEGORIES = (
-    "weights", "accumulators", "optimizer state", "stashes", "stack", "control code", "host exchange code", "exchange code",
+    "weights", "accumulators", "optimizer state", "stashes", "stack", "control code", "host exchange code",
+    "exchange code",
     "vertex state", "vertex code", "activations and temporaries", "gaps",
 )  # fmt: skip
 CLOCK = 1.33e9
@@ -36,7 +37,8 @@ def synthetic_profile(ipus: int = 16, tiles: int = 1472, operations: int = 5000,
     tables["jobs"] = _jobs(stages, ipus)
     tables["spans"] = _spans(stages)
     tables["vertices"] = {"program": np.zeros(1, int), "type": np.array(["matmul"]), "total": np.array([1]),
-                          "state_bytes": np.array([16]), "per_tile": np.array([1]), "code_bytes": np.array([100])}  # fmt: skip
+                          "state_bytes": np.array([16]), "per_tile": np.array([1]),
+                          "code_bytes": np.array([100])}  # fmt: skip
     return Profile(_document(tables, stages, ipus, tiles), tables)
 
 
@@ -52,7 +54,7 @@ def _programs(random: np.random.Generator, stages: list[tuple[str, int]], operat
     )  # fmt: skip
 
     def node(kind: str, name: str, parent: int, **more: Any) -> int:
-        empty = {column: 0 for column in ("cycles", "tile_cycles", "total_cycles", "tiles", "exchange_bytes")}
+        empty = dict.fromkeys(("cycles", "tile_cycles", "total_cycles", "tiles", "exchange_bytes"), 0)
         chosen = {**empty, "ipu": -1, "operation": -1, "repeat": 1, "code_bytes": 0, "control_bytes": 0, **more}
         return programs.add(type=kind, name=name, parent=parent, **chosen)
 
@@ -73,7 +75,8 @@ def _programs(random: np.random.Generator, stages: list[tuple[str, int]], operat
             exchange, compute = numbers[number].sum(0).tolist()
             ops.add(
                 name=f"op_{number}", operator=("aten.mm.default", "aten.add.Tensor", "aten.gelu.default")[number % 3],
-                layer=layer, source=f"/home/user/model.py:{number % 300}", sweep="bwd" if "backward" in stage else "fwd",
+                layer=layer, source=f"/home/user/model.py:{number % 300}",
+                sweep="bwd" if "backward" in stage else "fwd",
                 stage=stage, ipu=ipu, recomputed=False, covered=True, compute=compute, exchange=exchange, sync=300,
                 cycles=exchange + compute + 300, flops=compute * 1e4, bytes=exchange * 1e3, first_program=first,
                 last_program=first + 2 * STEPS, liveness_step=-1,
@@ -88,7 +91,8 @@ def _liveness(operations: Table) -> Table:
     size = np.abs(np.sin(np.arange(len(order)) / 50)) * 2e8
     return {
         "ipu": operations["ipu"][order], "name": operations["name"][order], "layer": operations["layer"][order],
-        "bytes": np.floor(size), "operation": order, "temporary": np.zeros(len(order)), "tiles": np.zeros(len(order), int),
+        "bytes": np.floor(size), "operation": order, "temporary": np.zeros(len(order)),
+        "tiles": np.zeros(len(order), int),
     }  # fmt: skip
 
 
@@ -114,10 +118,13 @@ def _jobs(stages: list[tuple[str, int]], ipus: int) -> Table:
     for number, (stage, ipu) in enumerate(stages):
         for micro in range(MICRO_BATCHES):
             backward = stage.startswith("backward")
-            jobs.add(stage=stage, ipu=ipu, micro=micro, tick=micro + number, start=(micro + number) * 1e6 + 4e5 * backward,
+            jobs.add(stage=stage, ipu=ipu, micro=micro, tick=micro + number,
+                     start=(micro + number) * 1e6 + 4e5 * backward,
                      cycles=5e5 if backward else 4e5)  # fmt: skip
     for ipu in range(ipus):
-        jobs.add(stage="weight update", ipu=ipu, micro=-1, tick=-1, start=(MICRO_BATCHES + len(stages)) * 1e6, cycles=2e5)
+        jobs.add(
+            stage="weight update", ipu=ipu, micro=-1, tick=-1, start=(MICRO_BATCHES + len(stages)) * 1e6, cycles=2e5
+        )
     return jobs.table()
 
 
@@ -166,13 +173,15 @@ def _document(tables: dict[str, Table], stages: list[tuple[str, int]], ipus: int
             "cyclesByResource": spent, "updateCycles": 2e5, "updates": 1,
             "round": {"cycles": cycles, "microBatches": MICRO_BATCHES, "pipelined": True},
             "stages": [
-                {"label": stage, "ipu": ipu, "cycles": 5e5 if "back" in stage else 4e5, "flops": 1e9, "cyclesByResource": {}}
+                {"label": stage, "ipu": ipu, "cycles": 5e5 if "back" in stage else 4e5, "flops": 1e9,
+                 "cyclesByResource": {}}
                 for stage, ipu in stages
             ],
             "suggestions": [], "assumptions": ["it is made up"], "uncoveredOps": {},
         },
         "execution": {"programRunCount": 2, "calls": 2, "runs": [
-            {"name": f"call {run}", "number": run, "start": run, "seconds": 0.5, "kinds": {"forward": {"count": 512, "seconds": 0.4}}}
+            {"name": f"call {run}", "number": run, "start": run, "seconds": 0.5,
+             "kinds": {"forward": {"count": 512, "seconds": 0.4}}}
             for run in range(2)
         ]},
     }  # fmt: skip

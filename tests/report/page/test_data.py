@@ -136,7 +136,9 @@ class TestJobs:
         jobs = profile.tables["jobs"]
         pairs = sorted(zip(jobs["stage"].tolist(), jobs["micro"].tolist(), strict=True))
         labels = [stage["label"] for stage in profile.document["estimate"]["stages"]]
-        assert [pair for pair in pairs if pair[1] >= 0] == sorted((label, micro) for label in labels for micro in range(4))
+        assert [pair for pair in pairs if pair[1] >= 0] == sorted(
+            (label, micro) for label in labels for micro in range(4)
+        )
         assert pairs.count(("weight update", -1)) == 2
 
     def test_an_ipu_does_one_thing_at_a_time_within_the_round(self, profile):

@@ -29,7 +29,11 @@ def infer(options: poptorch.Options | None = None) -> None:
 class TestRoutes:
     def test_profiling_writes_the_page(self, tmp_path):
         infer(poptorch.Options().enableProfiling(str(tmp_path)))
-        assert sorted(it.name for it in (tmp_path / "inference").iterdir()) == ["profile.json", "profile.pop", "report.html"]
+        assert sorted(it.name for it in (tmp_path / "inference").iterdir()) == [
+            "profile.json",
+            "profile.pop",
+            "report.html",
+        ]
 
     def test_the_environment_does_too(self, tmp_path, monkeypatch):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all":"true"}')
@@ -76,7 +80,7 @@ class TestComparison:
         file = tmp_path / "before" / "training" / "comparison.html"
         assert str(file) in capsys.readouterr().out
         text = file.read_text()
-        assert text.count("packed-model\">") == 2
+        assert text.count('packed-model">') == 2
         assert "before/training and after/training" in text
 
     def test_reports_of_several_models_are_compared_by_name(self, tmp_path):

@@ -110,7 +110,11 @@ def _pairs(first: Table, second: Table) -> list[tuple[int | None, int | None]]:
             if rows:
                 found.append((row, rows[-1]))
                 del left[0][row], left[1][rows.pop()]
-    return [*sorted(found, key=lambda pair: pair[0] or 0), *((row, None) for row in left[0]), *((None, row) for row in left[1])]
+    return [
+        *sorted(found, key=lambda pair: pair[0] or 0),
+        *((row, None) for row in left[0]),
+        *((None, row) for row in left[1]),
+    ]
 
 
 def _key(table: Table, columns: list[str], row: int) -> tuple[object, ...]:
@@ -129,7 +133,9 @@ def _layers(operations: Table) -> Table:
     """The same, summed up by module."""
     layers, index = np.unique(operations["layer"], return_inverse=True)
     sums = {
-        column: np.bincount(index, values, len(layers)) for column, values in operations.items() if values.dtype.kind == "f"
+        column: np.bincount(index, values, len(layers))
+        for column, values in operations.items()
+        if values.dtype.kind == "f"
     }
     return {"layer": layers, **sums}
 

@@ -40,7 +40,7 @@ class Content:
 
 def model_of(profile: Profile, name: str = "") -> Content:
     """What is known after the compilation; ``name`` is what the page calls the report, by default the model's."""
-    tables = {
+    tables: dict[str, Table] = {
         "tiles": {category: on_tiles.astype(np.float32) for category, on_tiles in profile.tables["tiles"].items()},
         "liveness": _chosen(profile.tables["liveness"], ("ipu", "name", "layer", "bytes", "operation")),
         "operations": _operations(profile),

@@ -82,7 +82,9 @@ def _suggestions(document: dict[str, Any]) -> Iterator[Insight]:
     for text in document["estimate"]["suggestions"]:
         where, _, change = text.partition(": ")
         change, _, effect = change.rpartition(": ")
-        yield Insight(HINT, f"A way to make {where} fit", f"Effect on the memory of {where}: {effect}.", change, "memory")
+        yield Insight(
+            HINT, f"A way to make {where} fit", f"Effect on the memory of {where}: {effect}.", change, "memory"
+        )
 
 
 def _tile_balance(profile: Profile) -> Iterator[Insight]:
@@ -143,8 +145,8 @@ def _bubble(document: dict[str, Any], pipelined: bool, balance: float) -> tuple[
     more = "gradientAccumulation" if document["training"] else "deviceIterations"
     return (
         title,
-        f"{depth} of the {micro + depth} pipeline cycles up to the next update fill or drain the pipeline. In the others, "
-        f"uneven stages wait {1 - balance:.0%} of the time.",
+        f"{depth} of the {micro + depth} pipeline cycles up to the next update fill or drain the pipeline. In the "
+        f"others, uneven stages wait {1 - balance:.0%} of the time.",
         f"With {more}({micro * 4}) it would be {depth} of {micro * 4 + depth}.",
     )
 
@@ -216,7 +218,8 @@ def _operations(document: dict[str, Any], operations: Table) -> Iterator[Insight
         yield Insight(
             HINT, f"Small operations take {share:.0%} of the operations' cycles",
             f"They use less than {_FEW_TILES:.0%} of the tiles. The longest: {names}.",
-            "Larger micro-batches, or one larger operation instead of many small ones, keep more tiles busy.", "operations",
+            "Larger micro-batches, or one larger operation instead of many small ones, keep more tiles busy.",
+            "operations",
         )  # fmt: skip
 
 

@@ -19,7 +19,15 @@ from poptorch.report.files import Column, Table, rows
 
 _ALIGN = 8
 _INTEGERS = (np.uint8, np.int16, np.uint16, np.int32, np.uint32)
-_NAMES = {"uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32", "float32": "f32", "float64": "f64"}
+_NAMES = {
+    "uint8": "u8",
+    "int16": "i16",
+    "uint16": "u16",
+    "int32": "i32",
+    "uint32": "u32",
+    "float32": "f32",
+    "float64": "f64",
+}
 
 
 def pack(figures: Mapping[str, Any], tables: Mapping[str, Table]) -> bytes:
