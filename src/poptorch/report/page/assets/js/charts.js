@@ -21,14 +21,26 @@ const charts = {
   layout(extra) {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
-    const axis = { automargin: true, gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line") };
+    const axis = {
+      automargin: true,
+      gridcolor: colour("--line"),
+      zerolinecolor: colour("--line"),
+      linecolor: colour("--line"),
+    };
     const made = {
       template: this.templates[theme.dark ? "dark" : "light"],
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: colour("--text"), family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 12 },
-      hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--text") }, align: "left" },
+      hoverlabel: {
+        bgcolor: colour("--panel"),
+        bordercolor: colour("--line"),
+        font: { color: colour("--text") },
+        align: "left",
+      },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--accent") },
-      margin: { t: 30, r: 20, b: 50, l: 70 }, separators: ".,",
+      margin: { t: 30, r: 20, b: 50, l: 70 },
+      separators: ".,",
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left", traceorder: "normal" },
       ...extra,
     };
@@ -46,7 +58,9 @@ const charts = {
     const first = !this.drawn.has(div);
     this.drawn.set(div, { traces, layout });
     await plotly.react(div, traces, this.layout(layout), {
-      responsive: true, displaylogo: false, scrollZoom: false,
+      responsive: true,
+      displaylogo: false,
+      scrollZoom: false,
       plotlyServerURL: "",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendChartToCloud"], // what is in a report stays here
     });
@@ -84,16 +98,23 @@ function zoomButtons(div, full) {
   };
   const scaled = (factor) => () => {
     const [from, to] = shown();
-    const middle = (from + to) / 2, half = ((to - from) / 2) * factor;
+    const middle = (from + to) / 2,
+      half = ((to - from) / 2) * factor;
     go(middle - half, middle + half);
   };
   const moved = (share) => () => {
     const [from, to] = shown();
     go(from + share * (to - from), to + share * (to - from));
   };
-  const button = (text, label, onclick) => h("button", { type: "button", class: "button", "aria-label": label, title: label, onclick }, text);
-  return h("fieldset", { role: "group", "aria-label": "Zoom" },
-    button("+", "Zoom in", scaled(0.5)), button("−", "Zoom out", scaled(2)),
-    button("◀", "Move left", moved(-0.5)), button("▶", "Move right", moved(0.5)),
-    button("All", "Show all", () => go(...full())));
+  const button = (text, label, onclick) =>
+    h("button", { type: "button", class: "button", "aria-label": label, title: label, onclick }, text);
+  return h(
+    "fieldset",
+    { role: "group", "aria-label": "Zoom" },
+    button("+", "Zoom in", scaled(0.5)),
+    button("−", "Zoom out", scaled(2)),
+    button("◀", "Move left", moved(-0.5)),
+    button("▶", "Move right", moved(0.5)),
+    button("All", "Show all", () => go(...full())),
+  );
 }

@@ -1,7 +1,13 @@
 // Reading the packed data: see packing.py for the layout.
 
 const ARRAYS = {
-  u8: Uint8Array, i16: Int16Array, u16: Uint16Array, i32: Int32Array, u32: Uint32Array, f32: Float32Array, f64: Float64Array,
+  u8: Uint8Array,
+  i16: Int16Array,
+  u16: Uint16Array,
+  i32: Int32Array,
+  u32: Uint32Array,
+  f32: Float32Array,
+  f64: Float64Array,
 };
 
 function bytesOf(text) {
@@ -74,7 +80,12 @@ async function contentOf(element) {
 async function reportOf(model, calls) {
   const [fixed, added] = await Promise.all([contentOf(model), contentOf(calls)]);
   const { execution, ...figures } = added;
-  return { ...fixed, ...figures, document: { ...fixed.document, execution }, tables: { ...fixed.tables, ...added.tables } };
+  return {
+    ...fixed,
+    ...figures,
+    document: { ...fixed.document, execution },
+    tables: { ...fixed.tables, ...added.tables },
+  };
 }
 
 const range = (count) => Uint32Array.from({ length: count }, (_, i) => i);

@@ -18,8 +18,11 @@ const controls = (...children) => h("div", { class: "controls" }, ...children);
 const figure = (name, value) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, name));
 
 function select(label, choices, onchange, value) {
-  const box = h("select", { onchange: () => onchange(box.value) },
-    choices.map(([key, text]) => h("option", { value: key }, text)));
+  const box = h(
+    "select",
+    { onchange: () => onchange(box.value) },
+    choices.map(([key, text]) => h("option", { value: key }, text)),
+  );
   if (value !== undefined) box.value = value;
   return h("label", {}, label, box);
 }
@@ -32,13 +35,22 @@ function check(label, value, onchange) {
 
 /** Buttons of which one is pressed. */
 function choice(label, choices, value, onchange) {
-  const buttons = choices.map(([key, text]) => h("button", {
-    type: "button", class: "button", "aria-pressed": String(key === value), "data-choice": key,
-    onclick: () => {
-      for (const other of buttons) other.setAttribute("aria-pressed", String(other.dataset.choice === key));
-      onchange(key);
-    },
-  }, text));
+  const buttons = choices.map(([key, text]) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: "button",
+        "aria-pressed": String(key === value),
+        "data-choice": key,
+        onclick: () => {
+          for (const other of buttons) other.setAttribute("aria-pressed", String(other.dataset.choice === key));
+          onchange(key);
+        },
+      },
+      text,
+    ),
+  );
   return h("fieldset", { role: "group", "aria-label": label }, h("span", { class: "muted" }, label), buttons);
 }
 
@@ -50,8 +62,30 @@ const ipuChoices = (report, all) => [
 /** A plain table of few rows; numbers are columns to align at the right. */
 function smallTable(columns, rows, numbers = new Set()) {
   const css = (i) => (numbers.has(i) ? { class: "number" } : {});
-  return h("table", { class: "pairs" },
-    columns.length ? h("thead", {}, h("tr", {}, columns.map((name, i) => h("th", { scope: "col", ...css(i) }, name)))) : null,
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => (
-      i === 0 ? h("th", { scope: "row" }, cell) : h("td", css(i), cell)))))));
+  return h(
+    "table",
+    { class: "pairs" },
+    columns.length
+      ? h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            columns.map((name, i) => h("th", { scope: "col", ...css(i) }, name)),
+          ),
+        )
+      : null,
+    h(
+      "tbody",
+      {},
+      rows.map((row) =>
+        h(
+          "tr",
+          {},
+          row.map((cell, i) => (i === 0 ? h("th", { scope: "row" }, cell) : h("td", css(i), cell))),
+        ),
+      ),
+    ),
+  );
 }

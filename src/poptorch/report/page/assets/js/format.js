@@ -4,7 +4,8 @@ const plain = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 4 });
 
 const format = {
-  number: (value) => (value === null || value === undefined ? "–" : Math.abs(value) < 100 ? short.format(value) : plain.format(value)),
+  number: (value) =>
+    value === null || value === undefined ? "–" : Math.abs(value) < 100 ? short.format(value) : plain.format(value),
   cycles: (value) => plain.format(value),
   bytes(value) {
     let size = Math.abs(value);
@@ -18,7 +19,11 @@ const format = {
   seconds(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]]) {
+    for (const [factor, unit] of [
+      [1, "s"],
+      [1e3, "ms"],
+      [1e6, "µs"],
+    ]) {
       if (size * factor >= 1) return `${short.format(value * factor)} ${unit}`;
     }
     return size === 0 ? "0 s" : `${short.format(value * 1e9)} ns`;

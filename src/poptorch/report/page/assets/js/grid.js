@@ -25,23 +25,49 @@ class Grid {
     this.head = h("div", { class: "grid-head", role: "row", "aria-rowindex": "1" });
     this.columns.forEach((column, i) => {
       const cell = h("div", { role: "columnheader", class: column.numeric ? "number" : "", "aria-colindex": i + 1 });
-      cell.append(this.options.sortable
-        ? h("button", { type: "button", title: column.hint ?? column.title, onclick: () => this.sort(column) }, column.title)
-        : h("span", { title: column.hint ?? column.title }, column.title));
+      cell.append(
+        this.options.sortable
+          ? h(
+              "button",
+              { type: "button", title: column.hint ?? column.title, onclick: () => this.sort(column) },
+              column.title,
+            )
+          : h("span", { title: column.hint ?? column.title }, column.title),
+      );
       column.head = cell;
       this.head.append(cell);
     });
     this.spacer = h("div", {});
-    this.body = h("div", {
-      class: "grid-body", role: "rowgroup", tabindex: "0", "aria-label": `${label}: rows`, style: `height:${height}px`,
-      onscroll: () => this.show(), onkeydown: (event) => this.key(event),
-    }, this.spacer);
-    const widths = this.columns.map((column) => column.width ?? (column.numeric ? "8rem" : "minmax(10rem, 1fr)")).join(" ");
-    this.frame = h("div", { class: "grid", role: onSelect ? "grid" : "table", "aria-label": label, style: `--widths:${widths}` },
-      h("div", { class: "grid-inner" }, h("div", { role: "rowgroup" }, this.head), this.body));
+    this.body = h(
+      "div",
+      {
+        class: "grid-body",
+        role: "rowgroup",
+        tabindex: "0",
+        "aria-label": `${label}: rows`,
+        style: `height:${height}px`,
+        onscroll: () => this.show(),
+        onkeydown: (event) => this.key(event),
+      },
+      this.spacer,
+    );
+    const widths = this.columns
+      .map((column) => column.width ?? (column.numeric ? "8rem" : "minmax(10rem, 1fr)"))
+      .join(" ");
+    this.frame = h(
+      "div",
+      { class: "grid", role: onSelect ? "grid" : "table", "aria-label": label, style: `--widths:${widths}` },
+      h("div", { class: "grid-inner" }, h("div", { role: "rowgroup" }, this.head), this.body),
+    );
     this.count = h("span", { class: "grid-count", role: "status" });
     this.search = h("input", {
-      type: "search", "aria-label": `Search: ${label}`, placeholder: "Search", oninput: () => { this.query = this.search.value; this.refresh(); },
+      type: "search",
+      "aria-label": `Search: ${label}`,
+      placeholder: "Search",
+      oninput: () => {
+        this.query = this.search.value;
+        this.refresh();
+      },
     });
     new ResizeObserver(() => this.show()).observe(this.body);
   }
@@ -58,7 +84,8 @@ class Grid {
     this.count.textContent = found.count;
     if (this.sorted) this.order();
     for (const column of this.columns) {
-      if (this.sorted?.[0] === column.key) column.head.setAttribute("aria-sort", this.sorted[1] ? "descending" : "ascending");
+      if (this.sorted?.[0] === column.key)
+        column.head.setAttribute("aria-sort", this.sorted[1] ? "descending" : "ascending");
       else column.head.removeAttribute("aria-sort");
     }
     this.frame.setAttribute("aria-rowcount", this.rows.length + 1);
@@ -74,7 +101,10 @@ class Grid {
     const all = plain.format(this.all.length);
     if (words.length === 0) return { rows: [...this.all], count: `${all} rows` };
     const rows = this.all.filter((row) => {
-      const text = texts.map((column) => column.value(row)).join("\n").toLowerCase();
+      const text = texts
+        .map((column) => column.value(row))
+        .join("\n")
+        .toLowerCase();
       return words.every((word) => text.includes(word));
     });
     return { rows, count: `${plain.format(rows.length)} of ${all} rows` };
@@ -84,9 +114,11 @@ class Grid {
     const column = this.columns.find(({ key }) => key === this.sorted[0]);
     const sign = this.sorted[1] ? -1 : 1;
     const keyed = this.rows.map((row) => [column.value(row), row]);
-    keyed.sort(column.numeric
-      ? ([a], [b]) => sign * (a - b)
-      : ([a], [b]) => sign * String(a).localeCompare(String(b), "en", { numeric: true }));
+    keyed.sort(
+      column.numeric
+        ? ([a], [b]) => sign * (a - b)
+        : ([a], [b]) => sign * String(a).localeCompare(String(b), "en", { numeric: true }),
+    );
     this.rows = keyed.map(([, row]) => row);
   }
 
@@ -101,22 +133,36 @@ class Grid {
     const last = Math.min(this.rows.length, Math.ceil((this.body.scrollTop + this.body.clientHeight) / ROW) + SPARE);
     this.spacer.style.height = `${this.rows.length * ROW}px`;
     this.spacer.replaceChildren(...Array.from({ length: Math.max(0, last - first) }, (_, i) => this.row(first + i)));
-    if (this.rows.length === 0) this.spacer.replaceChildren(h("p", { class: "muted", style: "padding:.4rem .5rem" }, "Nothing found."));
+    if (this.rows.length === 0)
+      this.spacer.replaceChildren(h("p", { class: "muted", style: "padding:.4rem .5rem" }, "Nothing found."));
   }
 
   row(index) {
     const row = this.rows[index];
     const { onSelect } = this.options;
-    return h("div", {
-      class: "grid-row", role: "row", style: `top:${index * ROW}px`, "aria-rowindex": index + 2,
-      ...(onSelect ? { "aria-selected": String(row === this.chosen), onclick: () => this.choose(index) } : {}),
-    }, this.columns.map((column, i) => {
-      const content = column.cell ? column.cell(row) : (column.format ?? format.text)(column.value(row), row);
-      return h("div", {
-        role: onSelect ? "gridcell" : "cell", "aria-colindex": i + 1, class: column.numeric ? "number" : "",
-        title: column.numeric || column.cell ? null : String(column.value(row)),
-      }, content);
-    }));
+    return h(
+      "div",
+      {
+        class: "grid-row",
+        role: "row",
+        style: `top:${index * ROW}px`,
+        "aria-rowindex": index + 2,
+        ...(onSelect ? { "aria-selected": String(row === this.chosen), onclick: () => this.choose(index) } : {}),
+      },
+      this.columns.map((column, i) => {
+        const content = column.cell ? column.cell(row) : (column.format ?? format.text)(column.value(row), row);
+        return h(
+          "div",
+          {
+            role: onSelect ? "gridcell" : "cell",
+            "aria-colindex": i + 1,
+            class: column.numeric ? "number" : "",
+            title: column.numeric || column.cell ? null : String(column.value(row)),
+          },
+          content,
+        );
+      }),
+    );
   }
 
   choose(index) {
@@ -124,7 +170,8 @@ class Grid {
     this.chosen = this.rows[index];
     const top = index * ROW;
     if (top < this.body.scrollTop) this.body.scrollTop = top;
-    if (top + ROW > this.body.scrollTop + this.body.clientHeight) this.body.scrollTop = top + ROW - this.body.clientHeight;
+    if (top + ROW > this.body.scrollTop + this.body.clientHeight)
+      this.body.scrollTop = top + ROW - this.body.clientHeight;
     this.show();
     this.options.onSelect(this.chosen);
   }
@@ -132,7 +179,14 @@ class Grid {
   key(event) {
     if (!this.options.onSelect || event.target !== this.body) return;
     const here = this.rows.indexOf(this.chosen);
-    const next = { ArrowDown: here + 1, ArrowUp: here - 1, Home: 0, End: this.rows.length - 1, PageDown: here + 10, PageUp: here - 10 }[event.key];
+    const next = {
+      ArrowDown: here + 1,
+      ArrowUp: here - 1,
+      Home: 0,
+      End: this.rows.length - 1,
+      PageDown: here + 10,
+      PageUp: here - 10,
+    }[event.key];
     if (next === undefined) {
       this.options.onKey?.(event, this.chosen);
       return;
@@ -148,5 +202,11 @@ class Grid {
 }
 
 /** A column of a table of the report. */
-const column = (table, key, title, extra = {}) => ({ key, title, value: table.reader(key, extra.numeric ? 0 : ""), ...extra });
-const numeric = (table, key, title, shown, extra = {}) => column(table, key, title, { numeric: true, format: shown, ...extra });
+const column = (table, key, title, extra = {}) => ({
+  key,
+  title,
+  value: table.reader(key, extra.numeric ? 0 : ""),
+  ...extra,
+});
+const numeric = (table, key, title, shown, extra = {}) =>
+  column(table, key, title, { numeric: true, format: shown, ...extra });

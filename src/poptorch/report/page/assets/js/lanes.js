@@ -42,11 +42,17 @@ class Lanes {
   layout() {
     const { lanes, axis } = this.options;
     return {
-      barmode: "overlay", hovermode: "closest", margin: { t: 40, r: 20, b: 45, l: 90 },
+      barmode: "overlay",
+      hovermode: "closest",
+      margin: { t: 40, r: 20, b: 45, l: 90 },
       xaxis: { title: { text: axis }, range: [...this.shown], exponentformat: "SI", separatethousands: true },
       yaxis: {
-        tickvals: lanes.map((_, i) => i), ticktext: lanes.map((name) => escaped(shortened(name, 22))), range: [lanes.length - 0.5, -0.5],
-        fixedrange: true, showgrid: false, zeroline: false,
+        tickvals: lanes.map((_, i) => i),
+        ticktext: lanes.map((name) => escaped(shortened(name, 22))),
+        range: [lanes.length - 0.5, -0.5],
+        fixedrange: true,
+        showgrid: false,
+        zeroline: false,
       },
     };
   }
@@ -56,9 +62,23 @@ class Lanes {
     const bar = (lane, start, length, kind, text, hover) => {
       if (!byKind.has(kind)) {
         byKind.set(kind, {
-          type: "bar", orientation: "h", name: kind, x: [], base: [], y: [], width: 0.85, text: [], hovertext: [], hoverinfo: "text",
-          textposition: "inside", insidetextanchor: "start", textangle: 0, constraintext: "none", cliponaxis: true,
-          textfont: { size: 11, color: "#10151b" }, marker: { color: this.options.colours[kind] ?? "#7f8c99", line: { width: 0 } },
+          type: "bar",
+          orientation: "h",
+          name: kind,
+          x: [],
+          base: [],
+          y: [],
+          width: 0.85,
+          text: [],
+          hovertext: [],
+          hoverinfo: "text",
+          textposition: "inside",
+          insidetextanchor: "start",
+          textangle: 0,
+          constraintext: "none",
+          cliponaxis: true,
+          textfont: { size: 11, color: "#10151b" },
+          marker: { color: this.options.colours[kind] ?? "#7f8c99", line: { width: 0 } },
         });
       }
       const trace = byKind.get(kind);
@@ -86,7 +106,9 @@ class Lanes {
       group = null;
     };
     for (const i of rows) {
-      const start = items.start(i), length = items.length(i), end = start + length;
+      const start = items.start(i),
+        length = items.length(i),
+        end = start + length;
       if (end < from || start > to) continue;
       if (length >= 2 * least) {
         flush();
@@ -109,10 +131,13 @@ class Lanes {
   drawGroup(group, lane, bar) {
     const { items, options } = this;
     const kinds = [...group.kinds].sort(([, a], [, b]) => b - a);
-    const busy = kinds.reduce((sum, [, length]) => sum + length, 0), width = group.end - group.start;
+    const busy = kinds.reduce((sum, [, length]) => sum + length, 0),
+      width = group.end - group.start;
     const shares = kinds.map(([kind, length]) => `${kind} ${format.share(length / busy)}`).join("<br>");
-    const hover = group.count === 1 ? items.hover(group.first)
-      : `${group.count} together, ${options.value(width)}<br>${shares}<br>Zoom in to see them`;
+    const hover =
+      group.count === 1
+        ? items.hover(group.first)
+        : `${group.count} together, ${options.value(width)}<br>${shares}<br>Zoom in to see them`;
     let now = group.start;
     for (const [kind, length] of kinds) {
       const part = busy > 0 ? (width * length) / busy : width / kinds.length;

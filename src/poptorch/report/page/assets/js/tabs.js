@@ -10,11 +10,26 @@ class Tabs {
 
   /** `build` fills the panel, and may return a promise. */
   add(key, title, build) {
-    const panel = h("div", { role: "tabpanel", id: `panel-${key}`, "aria-labelledby": `tab-${key}`, tabindex: "0", hidden: true });
-    const tab = h("button", {
-      type: "button", role: "tab", id: `tab-${key}`, "aria-controls": panel.id, "aria-selected": "false", tabindex: "-1",
-      onclick: () => this.open(key),
-    }, title);
+    const panel = h("div", {
+      role: "tabpanel",
+      id: `panel-${key}`,
+      "aria-labelledby": `tab-${key}`,
+      tabindex: "0",
+      hidden: true,
+    });
+    const tab = h(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `tab-${key}`,
+        "aria-controls": panel.id,
+        "aria-selected": "false",
+        tabindex: "-1",
+        onclick: () => this.open(key),
+      },
+      title,
+    );
     this.tabs.set(key, { tab, panel, build, built: null });
     this.list.append(tab);
     this.panels.append(panel);
@@ -46,8 +61,15 @@ class Tabs {
   }
 
   key(event) {
-    const keys = [...this.tabs.keys()], here = keys.indexOf(this.current), last = keys.length - 1;
-    const next = { ArrowRight: here === last ? 0 : here + 1, ArrowLeft: here === 0 ? last : here - 1, Home: 0, End: last }[event.key];
+    const keys = [...this.tabs.keys()],
+      here = keys.indexOf(this.current),
+      last = keys.length - 1;
+    const next = {
+      ArrowRight: here === last ? 0 : here + 1,
+      ArrowLeft: here === 0 ? last : here - 1,
+      Home: 0,
+      End: last,
+    }[event.key];
     if (next === undefined) return;
     event.preventDefault();
     this.open(keys[next]);

@@ -38,10 +38,30 @@ const theme = {
 
 // Colours that can be told apart on dark and on light ground. Phases have those that IPU users know.
 const PHASES = {
-  compute: "#d1495b", exchange: "#3d7dd8", sync: "#e0b030", "host exchange": "#8e5bbf", "global exchange": "#2a9d8f",
-  "streaming memory": "#d97724", stage: "#6b7f99", module: "#86a3c3", operation: "#a9b8c9",
+  compute: "#d1495b",
+  exchange: "#3d7dd8",
+  sync: "#e0b030",
+  "host exchange": "#8e5bbf",
+  "global exchange": "#2a9d8f",
+  "streaming memory": "#d97724",
+  stage: "#6b7f99",
+  module: "#86a3c3",
+  operation: "#a9b8c9",
 };
 const PALETTE = [
-  "#3d7dd8", "#d97724", "#2a9d8f", "#d1495b", "#8e5bbf", "#a0712f", "#d66bb0", "#7f8c99", "#a3a833", "#2fa8c7", "#5a9e3e", "#c2a37a", "#586ee0", "#e0b030",
+  "#3d7dd8",
+  "#d97724",
+  "#2a9d8f",
+  "#d1495b",
+  "#8e5bbf",
+  "#a0712f",
+  "#d66bb0",
+  "#7f8c99",
+  "#a3a833",
+  "#2fa8c7",
+  "#5a9e3e",
+  "#c2a37a",
+  "#586ee0",
+  "#e0b030",
 ];
 const colourOf = (index) => PALETTE[index % PALETTE.length];
