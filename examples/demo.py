@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,6 +32,7 @@ SIZE = 14  # pixels of an image, in both directions
 BATCH = 32  # images that the model sees at once
 ITERATIONS = 8  # batches, and weight updates, of one call
 EPOCHS = 5
+REPORTS = Path(__file__).resolve().parent.parent / "build" / "demo"  # a page about the training program goes there
 
 
 def draw_digits(count: int, generator: torch.Generator) -> TensorDataset:
@@ -104,6 +106,7 @@ def train(
     Returns both mean losses of each call, and what the IPU Model says of the training program.
     """
     options = poptorch.Options().deviceIterations(ITERATIONS).outputMode(poptorch.OutputMode.All)
+    options.enableProfiling(str(REPORTS))
     loader = poptorch.DataLoader(
         options, data, batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)
     )
@@ -129,6 +132,7 @@ def train(
                 progress.update()
     print(f"The training program: {len(list(training.program.operations()))} operations for one batch of {BATCH}.")
     estimate = poptorch.ipu_model.estimate(training, arch="bow")  # what the same program would take on silicon
+    training.destroy()  # the weights are in the model; the report is complete
     return curve, estimate
 
 
@@ -167,6 +171,9 @@ def main() -> None:
     print(f"{time.perf_counter() - start:.1f} seconds in all.")
     print("\nWhat the same training program would take on silicon, as the IPU Model predicts it:\n")
     print(estimate)
+    page = REPORTS / "training" / "report.html"
+    if page.exists():
+        print(f"\nMemory, operations and times of it, for your browser: {page}")
 
 
 if __name__ == "__main__":

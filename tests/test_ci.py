@@ -84,8 +84,10 @@ def run_script(folder: Path, failures: str, second: int = 0) -> tuple[int, list[
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
     (folder / "bin").mkdir()
     (folder / "bin" / "make").write_text(MAKE)
-    (folder / "bin" / "mpirun").write_text("#!/bin/sh\n")  # there already: nothing is to be installed
-    for program in ("make", "mpirun"):
+    installed = ("mpirun", "chromium", "chromedriver")  # there already: nothing is to be installed
+    for program in installed:
+        (folder / "bin" / program).write_text("#!/bin/sh\n")
+    for program in ("make", *installed):
         (folder / "bin" / program).chmod(0o755)
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, "FAILURES": failures, "SECOND": str(second)}

@@ -55,6 +55,12 @@ def test_it_shows_what_the_ipu_model_says(shown: subprocess.CompletedProcess[str
         assert part in shown.stdout
 
 
+def test_it_names_a_page_that_exists(shown: subprocess.CompletedProcess[str], demo: ModuleType) -> None:
+    path = shown.stdout.strip().splitlines()[-1].rpartition(": ")[2]
+    assert Path(path) == demo.REPORTS / "training" / "report.html"
+    assert Path(path).is_file()
+
+
 def test_the_data_are_reproducible_and_of_all_classes(demo: ModuleType) -> None:
     images, labels = demo.draw_digits(200, torch.Generator().manual_seed(3)).tensors
     again, _ = demo.draw_digits(200, torch.Generator().manual_seed(3)).tensors
@@ -63,7 +69,9 @@ def test_the_data_are_reproducible_and_of_all_classes(demo: ModuleType) -> None:
     assert set(labels.tolist()) == set(range(10))
 
 
-def test_the_comparison_with_pytorch_can_fail(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_with_pytorch_can_fail(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     learning_rates = iter([0.02, 0.03])
 
     def unequal(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -71,5 +79,6 @@ def test_the_comparison_with_pytorch_can_fail(demo: ModuleType, monkeypatch: pyt
 
     monkeypatch.setattr(demo, "optimizer_of", unequal)
     monkeypatch.setattr(demo, "EPOCHS", 2)
+    monkeypatch.setattr(demo, "REPORTS", tmp_path)
     with pytest.raises(AssertionError, match="is not"):
         demo.train(demo.Classifier(), demo.draw_digits(256, torch.Generator().manual_seed(0)))

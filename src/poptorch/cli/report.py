@@ -1,4 +1,4 @@
-"""``python -m poptorch report FOLDER``: the summary of a report, or of all reports in a folder."""
+"""``python -m poptorch report FOLDER``: the summary and the page of a report, or of all reports in a folder."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poptorch.errors import createPoptorchError
+
+if TYPE_CHECKING:
+    from poptorch.report.files import Profile
 
 
 def add_to(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("report", help="show what a report says about memory and time of a model")
     parser.add_argument("folder", type=Path, help="a folder with profile.pop, or with such folders")
+    parser.add_argument(
+        "--compare", type=Path, metavar="OTHER", help="write a page with this report, another one and their differences"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="plain text, on a terminal as well")
     form.add_argument("--json", action="store_true", help="all figures as JSON; of several reports, by name")
@@ -22,24 +28,88 @@ def add_to(commands: Any) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from poptorch.report import files
-    from poptorch.report.summary import as_text, print_rich, summary
+    profiles = _profiles(chosen.folder)
+    if chosen.compare is not None:
+        return _compare(profiles, _profiles(chosen.compare))
+    if chosen.json:
+        described = {folder.name: profile.described() for folder, profile in profiles.items()}
+        print(json.dumps(described if len(described) > 1 else next(iter(described.values())), indent=2))
+    else:
+        _print(profiles, chosen.text)
+    _write_pages(profiles, silent=chosen.json)
+    return 0
 
-    folders = files.reports_in(chosen.folder)
+
+def _profiles(folder: Path) -> dict[Path, Profile]:
+    from poptorch.report import files
+
+    folders = files.reports_in(folder)
     if not folders:
         raise createPoptorchError(
-            f"There is no report in {chosen.folder}: neither it nor a folder in it has a file profile.pop. Reports are "
+            f"There is no report in {folder}: neither it nor a folder in it has a file profile.pop. Reports are "
             "written with Options.enableProfiling or the environment variable POPLAR_ENGINE_OPTIONS."
         )
-    profiles = {folder.name: files.load(folder) for folder in folders}
-    if chosen.json:
-        described = {name: profile.described() for name, profile in profiles.items()}
-        print(json.dumps(described if len(described) > 1 else next(iter(described.values())), indent=2))
-        return 0
-    for name, profile in profiles.items():
+    return {it: files.load(it) for it in folders}
+
+
+def _print(profiles: dict[Path, Profile], plain: bool) -> None:
+    from poptorch.report.summary import as_text, print_rich, summary
+
+    for folder, profile in profiles.items():
         if len(profiles) > 1:
-            print(f"==== {name} ====")
+            print(f"==== {folder.name} ====")
         sections = summary(profile)
-        if chosen.text or not sys.stdout.isatty() or not print_rich(sections):
+        if plain or not sys.stdout.isatty() or not print_rich(sections):
             print(as_text(sections))
+
+
+def _write_pages(profiles: dict[Path, Profile], silent: bool) -> None:
+    from poptorch.report.page import write_page
+
+    for folder, profile in profiles.items():
+        try:
+            page = write_page(folder, profile)
+        except OSError as problem:
+            print(f"The page cannot be written to {folder}: {problem}", file=sys.stderr)
+            continue
+        if page is not None and not silent:
+            print(f"Page for browsers: {page}")
+
+
+def _compare(ours: dict[Path, Profile], theirs: dict[Path, Profile]) -> int:
+    """A page for each pair of reports: of the same name, or the only ones."""
+    from poptorch.report.page import COMPARISON, write_comparison
+
+    by_name = {folder.name: (folder, profile) for folder, profile in theirs.items()}
+    if len(ours) == len(theirs) == 1:
+        pairs = list(zip(ours.items(), theirs.items(), strict=True))
+    else:
+        pairs = [((folder, it), by_name[folder.name]) for folder, it in ours.items() if folder.name in by_name]
+    if not pairs:
+        raise createPoptorchError(
+            f"There is nothing to compare: the reports {_listed(ours)} and {_listed(theirs)} have no name in common. "
+            "Name two folders with one report each."
+        )
+    for (folder, profile), (other, other_profile) in pairs:
+        page = write_comparison(folder / COMPARISON, profile, other_profile, _names(folder, other))
+        if page is None:
+            return 1
+        print(f"Page for browsers: {page}")
     return 0
+
+
+def _listed(profiles: dict[Path, Profile]) -> str:
+    return ", ".join(folder.name for folder in profiles)
+
+
+def _names(one: Path, other: Path) -> tuple[str, str]:
+    """What tells two folders apart: their last parts, and as many before these as needed.
+
+    >>> _names(Path("/a/before/training"), Path("/a/after/training"))
+    ('before/training', 'after/training')
+    """
+    first, second = one.absolute().parts, other.absolute().parts
+    for length in range(1, max(len(first), len(second)) + 1):
+        if first[-length:] != second[-length:]:
+            return "/".join(first[-length:]), "/".join(second[-length:])
+    return "/".join(first[-1:]), "/".join(second[-1:])

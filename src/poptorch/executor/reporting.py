@@ -20,6 +20,7 @@ def reporter_for(estimate: Callable[[], Estimate], options: Options, training: b
     settings = engine_options(options)
     if not wants_report(settings) or options.Distributed.distributed_process_id:
         return None
+    from poptorch.report.page import ReportWriter
     from poptorch.report.recording import Reporter
 
     default = "training" if training else "inference"
@@ -28,4 +29,5 @@ def reporter_for(estimate: Callable[[], Estimate], options: Options, training: b
     except Error as why:
         logger.warning("There is no report of this model, because the IPU Model has no estimate of it: %s", why)
         return None
-    return Reporter(found, str(options.model_name) if options.exists("model_name") else default, settings)
+    name = str(options.model_name) if options.exists("model_name") else default
+    return Reporter(found, name, settings, ReportWriter())

@@ -101,6 +101,8 @@ class Timeline:
     """Cycles of one weight update, collectives and streaming included."""
 
     updates: int
+    ticks: tuple[tuple[int, float], ...] = ()
+    """The pipeline cycles of one round, or its micro-batches one by one: how many, and the cycles of each of them."""
 
     @property
     def cycles(self) -> float:
@@ -122,6 +124,16 @@ def timeline_of(
 ) -> Timeline:
     """The time of one call; ``extra`` are operations of a slot that no program has."""
     return _Times(flow, chip, costs, extra, update, io_tiles).found()
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The time of the micro-batches up to a weight update; the fields are those of a timeline."""
+
+    spent: Spent
+    cycle: float
+    latency: float
+    ticks: tuple[tuple[int, float], ...]
 
 
 class _Times:
@@ -150,24 +162,24 @@ class _Times:
     def found(self) -> Timeline:
         slots = tuple(self._slot(stage.slot) for stage in self._device.plan.stages)
         if self._flow.pipelined:
-            whole, cycle, latency = self._pipelined(slots)
+            each = self._pipelined(slots)
         elif self._device.plan.ordering.is_phased and not self._device.plan.whole:
-            whole, cycle, latency = self._phased(slots)
+            each = self._phased(slots)
         else:
-            whole, cycle, latency = self._one_by_one(slots)
+            each = self._one_by_one(slots)
         update = self._update()
         call = Spent()
-        call.add(whole, self._rounds)
+        call.add(each.spent, self._rounds)
         if self._device.update is not None:
             call.add(update, self._rounds)
         call.spend("host", 2.0 * self._chip.global_sync_cycles)
         call.add(self._final_outputs())
         busy = sum(s.cycles for s in slots) * self._micro * self._rounds
         ipus = len(self._flow.ipus)
-        bubble = max(0.0, 1.0 - busy / (ipus * whole.total * self._rounds)) if whole.total else 0.0
-        return Timeline(
-            slots, call, cycle, bubble, latency, update.total, self._rounds if self._device.update is not None else 0
-        )
+        whole = each.spent.total
+        bubble = max(0.0, 1.0 - busy / (ipus * whole * self._rounds)) if whole else 0.0
+        updates = self._rounds if self._device.update is not None else 0
+        return Timeline(slots, call, each.cycle, bubble, each.latency, update.total, updates, each.ticks)
 
     # -- one pass of one part --------------------------------------------------------------------------------------
 
@@ -282,7 +294,7 @@ class _Times:
 
     # -- one round -------------------------------------------------------------------------------------------------
 
-    def _one_by_one(self, slots: Sequence[SlotTime]) -> tuple[Spent, float, float]:
+    def _one_by_one(self, slots: Sequence[SlotTime]) -> _Round:
         each = Spent()
         for slot in slots:
             each.add(slot.spent)
@@ -290,12 +302,12 @@ class _Times:
             each.spend("link", self._link_cycles(transfer.value.bytes) + self._chip.global_sync_cycles)
         whole = Spent()
         whole.add(each, self._micro)
-        return whole, each.total, each.total
+        return _Round(whole, each.total, each.total, ((self._micro, each.total),))
 
     def _link_cycles(self, size: float) -> float:
         return self._chip.cycles(size / self._chip.link_bandwidth)
 
-    def _pipelined(self, slots: Sequence[SlotTime]) -> tuple[Spent, float, float]:
+    def _pipelined(self, slots: Sequence[SlotTime]) -> _Round:
         """In cycle ``t``, a stage with number ``n`` works on micro-batch ``t - n``, if there is one."""
         depth = max(self._flow.number(s.slot) for s in slots)
         whole = Spent()
@@ -309,14 +321,14 @@ class _Times:
 
         total = self._micro + depth
         steady = max(0, self._micro - depth)
-        for time in range(min(depth, total)):
-            whole.add(cycle(time))
-        if steady:
-            whole.add(cycle(depth), steady)
-        for time in range(depth + steady, total):
-            whole.add(cycle(time))
+        times = [(1, time) for time in range(min(depth, total))]
+        times += [(steady, depth)] if steady else []
+        times += [(1, time) for time in range(depth + steady, total)]
+        for count, time in times:
+            whole.add(cycle(time), count)
         full = self._cycle(slots, 0, depth)
-        return whole, full.total, full.total * (depth + 1)
+        ticks = tuple((count, cycle(time).total) for count, time in times)
+        return _Round(whole, full.total, full.total * (depth + 1), ticks)
 
     def _cycle(self, slots: Sequence[SlotTime], first: int, last: int) -> Spent:
         """A pipeline cycle in which stages with these numbers have work: the slowest IPU decides."""
@@ -337,13 +349,13 @@ class _Times:
         spent.spend("sync", self._chip.global_sync_cycles)
         return spent
 
-    def _phased(self, slots: Sequence[SlotTime]) -> tuple[Spent, float, float]:
+    def _phased(self, slots: Sequence[SlotTime]) -> _Round:
         """Two micro-batches show how much each one more takes."""
         one, two = (self._ticks(slots, micro) for micro in (1, 2))
         more = Spent({key: two.on(key) - one.on(key) for key in two.by})
         whole = Spent(dict(one.by))
         whole.add(more, self._micro - 1)
-        return whole, more.total, one.total
+        return _Round(whole, more.total, one.total, ((1, one.total), (self._micro - 1, more.total)))
 
     def _ticks(self, slots: Sequence[SlotTime], micro: int) -> Spent:
         training = self._device.settings.training

@@ -15,6 +15,7 @@ from poptorch.ipu_model.memory import IpuMemory
 from poptorch.options.engine import is_true
 from poptorch.report.categories import COMING, GAPS
 from poptorch.report.files import FORMAT, VERSION, Profile, Rows, Table
+from poptorch.report.jobs import jobs_of, round_length
 from poptorch.report.tree import Tree
 
 ALWAYS = -1
@@ -31,6 +32,8 @@ def build_profile(estimate: Estimate, name: str, settings: Mapping[str, str]) ->
             del tables["operations"][column]
         for column in ("cycles", "tile_cycles", "total_cycles"):
             tables["programs"][column][:] = 0.0
+    else:
+        tables["jobs"] = jobs_of(estimate)
     if not is_true(settings, "autoReport.outputDebugInfo", True):
         del tables["operations"]["source"]
     tables["tiles"] = _tiles(estimate)
@@ -83,6 +86,7 @@ def _target(estimate: Estimate) -> dict[str, Any]:
         "bytesPerTile": chip.memory_per_tile,
         "totalMemory": chip.memory * per_replica,
         "clockFrequencyInHz": chip.clock,
+        "syncCycles": chip.sync_cycles,
     }
 
 
@@ -131,6 +135,11 @@ def _figures(estimate: Estimate) -> dict[str, Any]:
         "cyclesByResource": {key: float(cycles) for key, cycles in timeline.spent.by.items()},
         "updateCycles": timeline.update,
         "updates": timeline.updates,
+        "round": {
+            "cycles": sum(count * cycles for count, cycles in timeline.ticks),
+            "microBatches": round_length(estimate),
+            "pipelined": estimate.flow.pipelined,
+        },
         "stages": [
             {
                 "label": stage.label,

@@ -108,11 +108,12 @@ def save(folder: Path, profile: Profile) -> None:
             for column, values in table.items():
                 with archive.open(f"tables/{name}/{column}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, values, allow_pickle=False)
-    _replace(folder / "profile.json", text.encode())
-    _replace(folder / "profile.pop", packed.getvalue())
+    replace(folder / "profile.json", text.encode())
+    replace(folder / "profile.pop", packed.getvalue())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     temporary.replace(path)
@@ -157,4 +158,17 @@ def reports_in(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob("*/profile.pop")) if path.is_dir() else []
 
 
-__all__ = ["FORMAT", "README", "VERSION", "Profile", "Rows", "Table", "load", "reports_in", "rows", "save"]
+__all__ = [
+    "FORMAT",
+    "README",
+    "VERSION",
+    "Profile",
+    "Column",
+    "Rows",
+    "Table",
+    "load",
+    "replace",
+    "reports_in",
+    "rows",
+    "save",
+]

@@ -6,7 +6,7 @@ import contextlib
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -20,6 +20,9 @@ from poptorch.report.files import Profile, Rows, Table, save
 
 RUN_COUNT = 2
 """How many runs are kept, if nothing is said: the latest ones."""
+
+Save = Callable[[Path, Profile], None]
+"""What writes the files of a report."""
 
 _COUNT_KEY = "autoReport.executionProfileProgramRunCount"
 
@@ -77,9 +80,10 @@ class _Pages:
 
     owners: ClassVar[dict[Path, weakref.ref[_Pages]]] = {}
 
-    def __init__(self, folder: Path, profile: Profile, keep: int) -> None:
+    def __init__(self, folder: Path, profile: Profile, keep: int, save: Save) -> None:
         self.folder = folder
         self.profile = profile
+        self._save = save
         self.runs: deque[Run] = deque(maxlen=keep)
         self.calls = 0
         self.stale = True
@@ -109,7 +113,7 @@ class _Pages:
         execution = {"programRunCount": self.runs.maxlen, "calls": self.calls, "runs": [r.to_dict() for r in self.runs]}
         tables = {**self.profile.tables, "spans": _spans(self.runs)}
         try:
-            save(self.folder, Profile({**self.profile.document, "execution": execution}, tables))
+            self._save(self.folder, Profile({**self.profile.document, "execution": execution}, tables))
         except OSError as error:
             warn_once(("report", self.folder), f"The report cannot be written to {self.folder}: {error}")
         self.stale = False
@@ -124,13 +128,13 @@ class _Pages:
 class Reporter:
     """The report of one compiled model. It is complete at the latest when the program ends."""
 
-    def __init__(self, estimate: Estimate, name: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, estimate: Estimate, name: str, settings: Mapping[str, str], save: Save = save) -> None:
         everything = is_true(settings, "autoReport.all")
         self._measures = is_true(settings, "autoReport.outputExecutionProfile", everything)
         each = "autoReport.streamAtEachRun"
         self._stream = is_true(settings, each) if each in settings else None
         folder = Path(settings.get("autoReport.directory", ".")) / name
-        self._pages = _Pages(folder, build_profile(estimate, name, settings), _run_count(settings))
+        self._pages = _Pages(folder, build_profile(estimate, name, settings), _run_count(settings), save)
         self._began = time.perf_counter()
         self._pages.write()
         self._finish = weakref.finalize(self, self._pages.finish)

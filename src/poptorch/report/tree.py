@@ -14,6 +14,9 @@ from poptorch.report.files import Rows, Table
 NONE = -1
 """No operation, no IPU, no parent."""
 
+UPDATE = "weight update"
+"""The program that changes the weights on an IPU."""
+
 
 class Tree:
     """Builds the tables ``programs``, ``vertices`` and ``operations`` of one estimate."""
@@ -52,8 +55,8 @@ class Tree:
         for ipu, place in self._place.items():
             records = self._estimate.update.on(ipu)
             if records:
-                update = self._node("Sequence", "weight update", iterations, ipu=place)
-                self._operations_of(records, update, place, "weight update", 0)
+                update = self._node("Sequence", UPDATE, iterations, ipu=place)
+                self._operations_of(records, update, place, UPDATE, 0)
         return {
             "programs": self._programs.table(),
             "vertices": self._vertices.table(),
@@ -142,4 +145,4 @@ class Tree:
         )  # fmt: skip
 
 
-__all__ = ["NONE", "Tree"]
+__all__ = ["NONE", "UPDATE", "Tree"]
