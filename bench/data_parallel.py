@@ -1,7 +1,8 @@
 """How the time of a training step grows with the number of processes: a prediction without any process.
 
-A step computes, then gradients are summed over processes, then weights change. Gradients travel in portions. With overlap,
-a portion starts as soon as back-propagation has reached all of its gradients; portions take turns on one link.
+A step computes, then gradients are summed over processes, then weights change. Gradients travel in portions. With
+overlap, a portion starts as soon as back-propagation has reached all of its gradients; portions take turns on one
+link.
 
 Nothing here measures, and nothing depends on torch. ``bench/processes.py`` says where the numbers come from.
 

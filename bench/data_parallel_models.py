@@ -1,4 +1,4 @@
-"""The models of ``bench/processes.py``: small ones that this machine trains, and large ones whose scaling is predicted."""
+"""The models of ``bench/processes.py``: small ones that are trained here, large ones that are predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from data_parallel import Portion, Sharding, Workload
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from workloads import Transformer, Trained, classify, mlp, resnet18
+from workloads import Trained, Transformer, classify, mlp, resnet18
 from workloads import Workload as Trainable
 
 from poptorch.distributed.exchange import BUCKET_BYTES, make_buckets

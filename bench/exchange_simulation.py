@@ -1,11 +1,11 @@
 """A discrete-event simulation of the exchange of gradients, message by message around the ring.
 
-Each process has one link to the next process, which sends one message at a time, first come, first served. In round 0 of
-a portion, a process sends its own part once it has computed the portion. In each later round it passes on what it got in
-the round before. After ``2·(P - 1)`` rounds every process has the sum.
+Each process has one link to the next process, which sends one message at a time, first come, first served. In round 0
+of a portion, a process sends its own part once it has computed the portion. In each later round it passes on what it
+got in the round before. After ``2·(P - 1)`` rounds every process has the sum.
 
-The closed form of :func:`data_parallel.exposed` knows no single messages. Where all processes are equally fast, both must
-agree. Where they are not, the simulation says how much the closed form is off.
+The closed form of :func:`data_parallel.exposed` knows no single messages. Where all processes are equally fast, both
+must agree. Where they are not, the simulation says how much the closed form is off.
 
 >>> simulate([[0.0], [0.0]], [8000], Link(1e-3, 1e-6))  # 2 rounds of 1 ms + 4 ms
 0.01

@@ -2,12 +2,12 @@
 
     python bench/hosts.py 4 program.py argument...
 
-A host is a network namespace with its own name and address; a bridge joins them (``10.77.0.1`` is ``host0``). They share
-this machine's processors, memory and files. Making them needs Linux, root and the commands ``unshare`` and ``ip``. Where
-that is missing, or with ``--loopback``, all processes are on this host.
+A host is a network namespace with its own name and address; a bridge joins them (``10.77.0.1`` is ``host0``). They
+share this machine's processors, memory and files. Making them needs Linux, root and the commands ``unshare`` and
+``ip``. Where that is missing, or with ``--loopback``, all processes are on this host.
 
-The processes find each other as with torchrun: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. What process 0
-prints is printed. The first failure ends all, and nothing of the hosts is left afterwards.
+The processes find each other as with torchrun: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. What
+process 0 prints is printed. The first failure ends all, and nothing of the hosts is left afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def namespaces_work() -> bool:
 
 
 def _build(hosts: int) -> None:
-    """Inside of namespaces for the network and for mounts: a bridge, and a namespace with a cable to it for each host."""
+    """In namespaces for network and mounts: a bridge, and a namespace with a cable to it for each host."""
 
     def do(*command: str) -> None:
         subprocess.run(command, check=True)
@@ -126,7 +126,7 @@ def main() -> int:
     if chosen.inside or chosen.loopback or not namespaces_work():
         return run(chosen.processes, [sys.executable, *chosen.command], chosen.inside)
     again = [sys.executable, __file__, "--inside", str(chosen.processes), *chosen.command]
-    os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private", *again])
+    return os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private", *again])
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SI
 
 
 def checked_cases(processes: int) -> list[tuple[str, int]]:
-    """What so many processes train: models, and samples of each process. One process has what others are predicted from.
+    """Models, and samples of each process, that so many processes train. One process trains them all.
 
     >>> checked_cases(4)
     [('mlp', 64), ('bert-small', 2), ('resnet-18', 8), ('bert-small', 4)]

@@ -1,6 +1,6 @@
 """How training scales with the number of processes: measured for up to 8 on this machine, predicted for up to 1,024.
 
-    python bench/processes.py                        # all parts: measure, print, write bench/processes.json and the page
+    python bench/processes.py                        # all parts; writes bench/processes.json and docs/scaling.md
     python bench/processes.py transport check page   # some parts; the others stay as they were measured before
     python bench/processes.py predict                # the tables again, nothing measured
 
@@ -13,8 +13,8 @@ Parts:
 - ``predict``: volumes, weak and strong scaling, and a simulation beside the closed form
 - ``page``: ``docs/scaling.md`` with its picture
 
-Each process is on a host of its own where that is possible (see hosts.py). Other work on the machine shows in all times: the
-load when a part began is kept with it.
+Each process is on a host of its own where that is possible (see hosts.py). Other work on the machine shows in all
+times: the load when a part began is kept with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What collective operations cost: an α-β model of a transport, and its fit to measurements.
 
-A message of n bytes between two processes takes ``α + β·n`` seconds. Collectives are rounds of such messages around a ring,
-as gloo does them. Where processes share cores, and there are more processes than cores, they take turns: everything
-takes as many times longer as there are processes for each core.
+A message of n bytes between two processes takes ``α + β·n`` seconds. Collectives are rounds of such messages around a
+ring, as gloo does them. Where processes share cores, and there are more processes than cores, they take turns:
+everything takes as many times longer as there are processes for each core.
 
 >>> wire = Transport("example", {it: Link(1e-5, 1e-9) for it in Collective})
 >>> round(wire.seconds(Collective.ALL_REDUCE, 4, 8_000_000), 5)  # 6 rounds, 12 million bytes
@@ -18,7 +18,7 @@ from enum import Enum
 
 
 class Collective(Enum):
-    """An operation of a group of processes. Its size is that of the whole tensor, of which parts belong to processes."""
+    """An operation of a group of processes. Its size is that of the whole tensor."""
 
     ALL_REDUCE = "all-reduce"
     REDUCE_SCATTER = "reduce-scatter"
