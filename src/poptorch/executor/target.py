@@ -27,6 +27,20 @@ def check_target(options: Options) -> None:
         logger.warning("enableExecutableCaching doesn't work with the IPU model")
 
 
+def _choose_part(options: Options) -> None:
+    """Use the part of a partition that the connection files of the options have for this process."""
+    distributed = options.Distributed
+    if not distributed.ipuof_configs:
+        return
+    file = distributed.getGcdConfigFile()
+    assert file is not None or distributed.numProcesses == 1, (
+        f"No IPUoF configuration file found for processId {distributed.processId} among "
+        f"{', '.join(distributed.ipuof_configs.values())}: a partition needs one part for each process."
+    )
+    if file is not None:
+        environment.IPUOF_CONFIG_PATH.write(file)
+
+
 class Target:
     """The IPUs of one program; they are freed with this object at the latest."""
 
@@ -48,6 +62,8 @@ class Target:
             auto_round=options.auto_round_num_ipus,
             hardware=not simulated,
         )
+        if not simulated:
+            _choose_part(options)
         if simulated or needed == 0:
             self._device = attachment.simulated(needed)
         elif options.exists("ipu_id"):
