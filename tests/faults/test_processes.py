@@ -46,10 +46,10 @@ def test_a_stopped_process_trips_the_time_out() -> None:
 
 
 def test_a_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    with processes.Job(PROGRAM, 2, "restarted", str(tmp_path), seconds=100) as job:
+    with processes.Job(PROGRAM, 4, "restarted", str(tmp_path), seconds=100) as job:
         ended = job.wait()
-    assert [end.code for end in ended] == [5, -signal.SIGKILL], ended[0].output
-    assert all("bit-equal" in output for output in processes.run(PROGRAM, 2, "restarted", str(tmp_path)))
+    assert [end.code for end in ended] == [5, -signal.SIGKILL, 5, 5], ended[0].output
+    assert all("bit-equal" in output for output in processes.run(PROGRAM, 4, "restarted", str(tmp_path)))
 
 
 def test_processes_that_count_differently_say_so() -> None:
