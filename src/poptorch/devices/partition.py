@@ -4,7 +4,8 @@ The first of these that applies counts:
 
 - ``IPUOF_CONFIG_PATH`` names a connection file;
 - ``IPUOF_VIPU_API_PARTITION_ID`` names a partition of this host, and ``IPUOF_VIPU_API_GCD_ID`` a part of it;
-- ``~/.ipuof.conf.d`` has the connection files of exactly one partition: creating it wrote them.
+- ``~/.ipuof.conf.d`` has the connection files of exactly one partition: creating it wrote them. If that folder has
+  none, ``/etc/ipuof.conf.d`` counts, where they are for all users of the machine.
 
 Where a partition has several parts and nothing says which, process *i* of a job uses part *i*.
 """
@@ -20,6 +21,9 @@ from typing import Any
 from poptorch import environment, launchers
 from poptorch._logging import warn_once
 from poptorch.errors import createPoptorchError
+
+FOR_ALL_USERS = Path("/etc/ipuof.conf.d")
+"""Where connection files of the whole machine are."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ def visible() -> Part | None:
     name = environment.IPUOF_PARTITION.read()
     if name is not None:
         return _registered(name)
-    found = [_connection(path) for path in sorted((Path.home() / ".ipuof.conf.d").glob("*.conf"))]
+    folders = (Path.home() / ".ipuof.conf.d", FOR_ALL_USERS)
+    files = next(filter(None, (sorted(folder.glob("*.conf")) for folder in folders)), [])
+    found = [_connection(path) for path in files]
     names = {str(connection["attributes"].get("Partition")) for connection in found}
     if len(names) > 1:
         warn_once(
