@@ -319,12 +319,12 @@ be as slow as the slowest.
 LIMITS = """\
 ## Where this stops being true
 
-* Two cores cannot run eight processes side by side. The check shows that turns are modelled well enough, not that a
-  network of 1,024 machines would behave like a ring of equal links. No network was measured.
+* Two cores cannot run eight processes side by side. The check says how well their turns are modelled, not that
+  a network of 1,024 machines would behave like a ring of equal links. No network was measured.
 * The ring of gloo needs 2·(P - 1) rounds for every portion, however small the messages become. For hundreds of
   processes α decides. A tree, or rings within and between hosts, would need fewer rounds; gloo has neither by default.
 * α and β do not depend on the size here. In truth buffers that fit into the cache of a processor are copied faster
-  than larger ones, and the operating system divides messages. That is most of the error of the fit.
+  than larger ones, and the operating system divides messages. That is a part of the error of the fit.
 * In gloo a reduce-scatter takes about as long as an all-reduce of the same tensor, though a ring would need half of the
   messages. The β of the table above is for the messages of a ring, so it is larger.
 * Overlap is free here. On a host without a free core, the transport takes time from back-propagation.
@@ -378,9 +378,16 @@ def page(data: Data) -> str:
         simulations(data),
         LIMITS,
         "## Machine",
-        f"{facts}. Load of the machine: {loads}.",
+        f"{facts}. Load of the machine: {loads}.{_busy(data)}",
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _busy(data: Data) -> str:
+    """A warning, if other programs were at work."""
+    if max(data[name]["load"] for name in ("transport", "compute", "check")) < data["transport"]["cores"] / 2:
+        return ""
+    return " Other programs were at work, so these times are too long and their errors too large: measure again."
 
 
 def _place(data: Data) -> str:
