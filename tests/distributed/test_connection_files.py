@@ -23,7 +23,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     (tmp_path / ".ipuof.conf.d").mkdir()
 
     def file(name: str, gcd: int | str | None, ipus: int = 2) -> Path:
-        attributes = {} if gcd is None else {"GCD Id": str(gcd), "Number of GCDs": "2"}
+        attributes = {"Partition": name.partition("_")[0]}
+        if gcd is not None:
+            attributes |= {"GCD Id": str(gcd), "Number of GCDs": "2"}
         path = tmp_path / ".ipuof.conf.d" / f"{name}.conf"
         path.write_text(json.dumps({"devices": [{}] * ipus, "attributes": attributes}))
         return path
@@ -76,6 +78,13 @@ def test_compiling_uses_the_part_of_the_file(write: Write) -> None:
     assert os.environ["IPUOF_CONFIG_PATH"] == str(chosen)
     assert poptorch.ipuHardwareIsAvailable(1)
     assert not poptorch.ipuHardwareIsAvailable(2)
+
+
+def test_a_process_that_the_options_number_uses_its_part_of_the_only_partition(write: Write) -> None:
+    files = [write(f"p_gcd{gcd}_ipuof", gcd, ipus=gcd + 1) for gcd in range(2)]
+    poptorch.inferenceModel(torch.nn.Linear(2, 2), options_of(1, 2))(torch.ones(1, 2))
+    assert os.environ["IPUOF_CONFIG_PATH"] == str(files[1])
+    assert poptorch.ipuHardwareIsAvailable(2)
 
 
 def test_a_process_without_a_part_does_not_compile(write: Write) -> None:

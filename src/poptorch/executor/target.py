@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from poptorch import environment
+from poptorch import environment, launchers
 from poptorch._logging import logger
 from poptorch.compiler.request import is_offline, uses_ipu_model
-from poptorch.devices import attachment
+from poptorch.devices import attachment, partition
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
 from poptorch.placement import counting
@@ -28,9 +28,13 @@ def check_target(options: Options) -> None:
 
 
 def _choose_part(options: Options) -> None:
-    """Use the part of a partition that the connection files of the options have for this process."""
+    """Use the part of a partition that connection files have for this process, if the options say which one it is."""
     distributed = options.Distributed
     if not distributed.ipuof_configs:
+        numbered = distributed.processId != launchers.layout().process_id  # by the options, not by a launcher
+        own = partition.file_of(distributed.processId) if numbered else None
+        if own is not None:
+            environment.IPUOF_CONFIG_PATH.write(str(own))
         return
     file = distributed.getGcdConfigFile()
     assert file is not None or distributed.numProcesses == 1, (
