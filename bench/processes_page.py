@@ -82,7 +82,7 @@ def fits_of(data: Data) -> dict[Collective, Fit]:
 def measured_transport(data: Data) -> Transport:
     """The transport of this machine, with its cores."""
     links = {kind: it.link for kind, it in fits_of(data).items()}
-    return Transport("measured", links, data["transport"]["cores"])
+    return Transport("this machine", links, data["transport"]["cores"])
 
 
 def workload_from(row: Data) -> Workload:
@@ -311,9 +311,8 @@ all-gather after it.
 SIMULATION = """\
 `bench/exchange_simulation.py` follows every message of every process around the ring. The closed form is the maximum
 over portions of when one was ready and what it and all later ones take. The table has seconds from the start of the
-last back-propagation to the end of the exchange, with {wire}. Uneven: each
-process is slower than the fastest by a random part of up to {straggling}; the closed form then takes all processes to
-be as slow as the slowest.
+last back-propagation to the end of the exchange, with {wire}. Uneven: each process is slower than the fastest by a
+random part of up to {straggling}; the closed form then takes all processes to be as slow as the slowest.
 """
 
 LIMITS = """\
@@ -418,13 +417,13 @@ def _assumptions(data: Data) -> str:
     rows = []
     for wire in transports(data):
         link = wire.links[Collective.ALL_REDUCE]
-        source = "stated" if wire in STATED else "measured, as if every process had a machine of its own"
+        source = "stated" if wire in STATED else "measured; every process has a machine of its own"
         speed = f"β {link.seconds_per_byte * 1e9:.2g} ns a byte"
         rows.append([wire.name, f"α {link.latency * 1e6:.0f} µs, {speed}", source])
     for setting in SETTINGS:
         compute = training_of(data, setting).compute
         source = "published" if setting.samples_per_second else "measured"
-        text = f"{compute.fixed * 1e3:.3g} ms a step and {compute.per_sample * 1e3:.3g} ms a sample"
+        text = f"{milliseconds(compute.fixed)} ms a step and {milliseconds(compute.per_sample)} ms a sample"
         rows.append([_title(setting), text, source])
     return table(["what", "value", "from"], rows)
 
