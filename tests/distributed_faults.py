@@ -69,8 +69,19 @@ def train_until(process: int, processes: int, disturb: Callable[[int], None], st
 # -- one process is lost ---------------------------------------------------------------------------------------------
 
 
+def die_in_the_next_exchange() -> None:
+    """Kill this process in the middle of a step: the exchange of gradients has begun, and the update has not."""
+    start = process_group.ProcessGroup.start_sum
+
+    def start_and_die(group: process_group.ProcessGroup, tensor: torch.Tensor) -> Any:
+        start(group, tensor)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process_group.ProcessGroup.start_sum = start_and_die  # type: ignore[method-assign]
+
+
 def killed(process: int, processes: int) -> None:
-    train_until(process, processes, lambda step: os.kill(os.getpid(), 9) if (process, step) == (2, 3) else None)
+    train_until(process, processes, lambda step: die_in_the_next_exchange() if (process, step) == (2, 3) else None)
 
 
 def first_killed(process: int, processes: int) -> None:
@@ -101,7 +112,7 @@ def restarted(process: int, processes: int, folder: str) -> None:
         try:
             executor(*batch(process, 3))
             if process == 1:
-                os.kill(os.getpid(), 9)
+                die_in_the_next_exchange()
             executor(*batch(process, 4))
         except poptorch.Error as error:
             report(error)
@@ -147,7 +158,7 @@ def undisturbed(process: int, processes: int) -> None:
 
 def late(process: int, processes: int) -> None:
     if process == 1:
-        time.sleep(5)
+        time.sleep(30)
     train_until(process, processes, lambda step: None, steps=2)
 
 

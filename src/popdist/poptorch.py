@@ -75,11 +75,18 @@ class Options(_Options):
         _refuse("replicationFactor")
 
     def toDict(self) -> dict[str, Any]:
-        """As for all options; the device of this instance is chosen now, at the latest moment."""
-        if not (self.exists("ipu_id") or is_offline(self) or uses_ipu_model(self)):
+        """As for all options; the device of this instance is chosen now, at the latest moment.
+
+        A target without devices has none, also if one was chosen before the target was.
+        """
+        needs_device = not (is_offline(self) or uses_ipu_model(self))
+        if needs_device != self.exists("ipu_id"):
             frozen = self._is_frozen
             self._unfreeze()
-            self.createOrSet(ipu_id=getDeviceId(self._ipus_per_replica))
+            if needs_device:
+                self.createOrSet(ipu_id=getDeviceId(self._ipus_per_replica))
+            else:
+                self.deleteIfExists("ipu_id")
             if frozen:
                 self._freeze()
         return super().toDict()

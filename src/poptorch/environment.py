@@ -69,6 +69,10 @@ class PathName(Variable[str | None]):
     def parse(self, text: str) -> str | None:
         return text or self.default
 
+    def write(self, path: str) -> None:
+        """Set it, for this process and for those that it starts."""
+        os.environ[self.name] = path
+
     @property
     def accepts(self) -> str:
         return "path"

@@ -92,6 +92,9 @@ def test_no_device_where_none_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     assert "ipu_id" not in offline.toDict()
     model = popdist.poptorch.Options().outputMode(poptorch.OutputMode.All).useIpuModel(True)
     assert "ipu_id" not in model.toDict()
+    later = popdist.poptorch.Options().outputMode(poptorch.OutputMode.All)
+    assert "ipu_id" in later.toDict()
+    assert "ipu_id" not in later.useOfflineIpuTarget().toDict()
     monkeypatch.setenv("POPTORCH_SYSTEM", "none")
     options = popdist.poptorch.Options().outputMode(poptorch.OutputMode.All)
     with pytest.raises(RuntimeError, match="no device to choose from"):

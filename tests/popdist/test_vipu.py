@@ -191,6 +191,16 @@ def test_the_part_of_a_process(registry: Registry, monkeypatch: pytest.MonkeyPat
         seen()
 
 
+def test_partitions_of_all_users(registry: Registry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    registry.create("p", Spec(4), 64)
+    shared = tmp_path / "etc"
+    (tmp_path / ".ipuof.conf.d").rename(shared)
+    monkeypatch.setattr(visible, "FOR_ALL_USERS", shared)
+    assert seen() == ("pod64-p", 4)
+    registry.create("q", Spec(2), 64)
+    assert seen() == ("pod64-q", 2), "the user's own files count first"
+
+
 def test_a_partition_that_does_not_exist(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "old")
     assert visible.visible() is None

@@ -217,6 +217,24 @@ def test_a_partition_is_made_and_removed(registry: Registry, capfd: pytest.Captu
     assert registry.get("p").spec.num_gcds == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "host"), [([], "localhost"), (["--vipu-server-host=other"], "other")], ids=["default", "option"]
+)
+@pytest.mark.parametrize("configured", ["", "controller"])
+def test_the_controller_that_instances_are_told(
+    options: list[str],
+    host: str,
+    configured: str,
+    registry: Registry,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VIPU_CLI_API_HOST", configured)  # what the vipu command is told counts without the option
+    assert main(["--vipu-partition=p", *options, *sh("echo $IPUOF_VIPU_API_HOST:$IPUOF_VIPU_API_PORT")]) == 0
+    expected = host if options else configured or host
+    assert tagged(capfd.readouterr().out) == [f"[1,0]<stdout>:{expected}:8090"]
+
+
 def test_partitions_that_exist(registry: Registry, capfd: pytest.CaptureFixture[str]) -> None:
     job = ["--num-replicas=4", "--num-instances=2"]
     registry.create("fixed", Spec(4, 2, 2), 64)

@@ -65,8 +65,8 @@ def place(settings: Settings, layout: Layout, log: Log, registry: Registry | Non
     if _uses_ipu_model():
         log.info("The environment asks for an IPU Model: no partition is used, and no device")
         return Placement()
-    server = settings.vipu_server_host or "localhost"
-    log.debug(f"V-IPU server address: {server}:{settings.vipu_server_port}; the registry of this host stands for it")
+    address = f"{_server(settings)}:{settings.vipu_server_port}"
+    log.debug(f"V-IPU server address: {address}; the registry of this host stands for it")
     registry = registry or Registry()
     try:
         return _place(settings, layout, log, registry)
@@ -207,9 +207,14 @@ def _told(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _server(settings: Settings) -> str:
+    """The controller: what the option says, else what the ``vipu`` command is told."""
+    return settings.vipu_server_host or os.environ.get("VIPU_CLI_API_HOST") or "localhost"
+
+
 def _server_variables(settings: Settings, name: str) -> dict[str, str]:
     return {
-        "IPUOF_VIPU_API_HOST": settings.vipu_server_host or "localhost",
+        "IPUOF_VIPU_API_HOST": _server(settings),
         "IPUOF_VIPU_API_PORT": str(settings.vipu_server_port),
         PARTITION_ID: name,
         "IPUOF_VIPU_API_TIMEOUT": str(settings.vipu_server_timeout),

@@ -4,7 +4,8 @@ The first of these that applies counts:
 
 - ``IPUOF_CONFIG_PATH`` names a connection file;
 - ``IPUOF_VIPU_API_PARTITION_ID`` names a partition of this host, and ``IPUOF_VIPU_API_GCD_ID`` a part of it;
-- ``~/.ipuof.conf.d`` has the connection files of exactly one partition: creating it wrote them.
+- ``~/.ipuof.conf.d`` has the connection files of exactly one partition: creating it wrote them. If that folder has
+  none, ``/etc/ipuof.conf.d`` counts, where they are for all users of the machine.
 
 Where a partition has several parts and nothing says which, process *i* of a job uses part *i*.
 """
@@ -12,7 +13,7 @@ Where a partition has several parts and nothing says which, process *i* of a job
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 from poptorch import environment, launchers
 from poptorch._logging import warn_once
 from poptorch.errors import createPoptorchError
+
+FOR_ALL_USERS = Path("/etc/ipuof.conf.d")
+"""Where connection files of the whole machine are."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ def visible() -> Part | None:
     name = environment.IPUOF_PARTITION.read()
     if name is not None:
         return _registered(name)
-    found = [_connection(path) for path in sorted((Path.home() / ".ipuof.conf.d").glob("*.conf"))]
-    names = {str(connection["attributes"].get("Partition")) for connection in found}
+    found = list(_found().values())
+    names = _names(found)
     if len(names) > 1:
         warn_once(
             ("partitions", *sorted(names)),
@@ -55,6 +59,27 @@ def visible() -> Part | None:
             f"{environment.IPUOF_PARTITION.name} names one of them.",
         )
     return _chosen(found, names.pop()) if len(names) == 1 else None
+
+
+def file_of(process_id: int) -> Path | None:
+    """The connection file of a process that no launcher has numbered, if the only partition has several parts."""
+    if environment.IPUOF_CONFIG_PATH.read() is not None or environment.IPUOF_PARTITION.read() is not None:
+        return None
+    found = _found()
+    if len(found) < 2 or len(_names(found.values())) > 1:
+        return None
+    return next((path for path, connection in found.items() if _gcd(connection) == process_id), None)
+
+
+def _found() -> dict[Path, dict[str, Any]]:
+    """The connection files of the user, or else of all users."""
+    folders = (Path.home() / ".ipuof.conf.d", FOR_ALL_USERS)
+    files = next(filter(None, (sorted(folder.glob("*.conf")) for folder in folders)), [])
+    return {path: _connection(path) for path in files}
+
+
+def _names(connections: Iterable[dict[str, Any]]) -> set[str]:
+    return {str(connection["attributes"].get("Partition")) for connection in connections}
 
 
 def _registered(name: str) -> Part | None:

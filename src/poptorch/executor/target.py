@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from poptorch import environment
+from poptorch import environment, launchers
 from poptorch._logging import logger
 from poptorch.compiler.request import is_offline, uses_ipu_model
-from poptorch.devices import attachment
+from poptorch.devices import attachment, partition
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
 from poptorch.placement import counting
@@ -25,6 +25,24 @@ def check_target(options: Options) -> None:
         raise createPoptorchError("Cycle count logging is only supported on actual IPU hardware.")
     if uses_model and options._Popart.options.get("enableEngineCaching"):
         logger.warning("enableExecutableCaching doesn't work with the IPU model")
+
+
+def _choose_part(options: Options) -> None:
+    """Use the part of a partition that connection files have for this process, if the options say which one it is."""
+    distributed = options.Distributed
+    if not distributed.ipuof_configs:
+        numbered = distributed.processId != launchers.layout().process_id  # by the options, not by a launcher
+        own = partition.file_of(distributed.processId) if numbered else None
+        if own is not None:
+            environment.IPUOF_CONFIG_PATH.write(str(own))
+        return
+    file = distributed.getGcdConfigFile()
+    assert file is not None or distributed.numProcesses == 1, (
+        f"No IPUoF configuration file found for processId {distributed.processId} among "
+        f"{', '.join(distributed.ipuof_configs.values())}: a partition needs one part for each process."
+    )
+    if file is not None:
+        environment.IPUOF_CONFIG_PATH.write(file)
 
 
 class Target:
@@ -48,6 +66,8 @@ class Target:
             auto_round=options.auto_round_num_ipus,
             hardware=not simulated,
         )
+        if not simulated:
+            _choose_part(options)
         if simulated or needed == 0:
             self._device = attachment.simulated(needed)
         elif options.exists("ipu_id"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
 from poptorch import launchers
+from poptorch.options.connection_files import DEFAULT, connection_files
 from poptorch.options.containers import OptionContainer
 from poptorch.options.passthrough import _PopartOptions
 from poptorch.options.setters import (
@@ -70,6 +74,25 @@ class _DistributedOptions(DistributedSetters, OptionContainer):
     def numProcesses(self) -> int:
         """How many processes there are."""
         return self.num_distributed_processes
+
+    hostId = processId
+    """The name of :attr:`processId` before September 2020."""
+
+    numHosts = numProcesses
+    """The name of :attr:`numProcesses` before September 2020."""
+
+    def IPUoFConfigFiles(self, files: str | Iterable[str]) -> Self:
+        """Say by patterns which connection files describe the parts of a partition, one part for each process.
+
+        Programs of 2020 do so. Compiling sets ``IPUOF_CONFIG_PATH`` to the file of this process. Without this call, a
+        process finds its part as :mod:`poptorch.devices.partition` says.
+        """
+        self.set(ipuof_configs=connection_files(files))
+        return self
+
+    def getGcdConfigFile(self) -> str | None:
+        """The connection file of this process, or ``None`` if there is none."""
+        return (self.ipuof_configs or connection_files(DEFAULT)).get(self.processId)
 
 
 class _JitOptions(JitSetters, OptionContainer):
