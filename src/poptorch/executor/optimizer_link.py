@@ -35,6 +35,11 @@ def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> No
     Traceback (most recent call last):
     poptorch.errors.Error: ...
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise createPoptorchError(
+            f"Expected an optimizer of poptorch.optim or torch.optim, got an object of {type(optimizer)}. For a "
+            "schedule of learning rates, pass the optimizer that it changes, after each step of the schedule."
+        )
     own = {id(parameter) for model in models for parameter in model.parameters()}
     given = [
         (f"parameter {position} of group {index}, of shape {list(parameter.shape)},", parameter)

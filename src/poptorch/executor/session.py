@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from poptorch._logging import backend, logger, set_repeat_limit
-from poptorch.capture.arguments import BoundCall, InputNormaliser
+from poptorch.capture.arguments import BoundCall, InputNormaliser, check_device
 from poptorch.capture.front_end import FrontEnd
 from poptorch.capture.structure import unflatten
 from poptorch.compiler.lowering import STAGES, lower_for_device
@@ -312,6 +312,9 @@ class Session:
         if self.is_traced:
             layout.check_traced_count(call)
         given = layout.tensors_of(call)
+        for tensor in given:
+            if not tensor.is_cpu:
+                self._refuse_device(given)
         if self._interface.written_inputs:
             self._interface.check_same(given)
         if not wrapped.weights.is_complete:
@@ -333,6 +336,10 @@ class Session:
                 raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def _refuse_device(self, given: Sequence[torch.Tensor]) -> None:
+        for tensor, spec in zip(given, self._interface.layout.specs, strict=True):
+            check_device(tensor, spec.path)
 
     def _measured(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._reporter is None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from poptorch.runtime.failures import job_of
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _GENERATED = ("<poptorch ", "<native code ", "<eval_with_key>", "<string>", "<frozen ")
+_CONTEXT_MANAGERS = contextlib.__file__
 _INDUCTOR = "torchinductor_"
 """Part of the name of the folder in which Inductor keeps the code that it generates."""
 
@@ -97,4 +99,4 @@ def _innermost(error: BaseException) -> tuple[str, int] | None:
 
 def _is_users(trace: TracebackType) -> bool:
     name = trace.tb_frame.f_code.co_filename
-    return not name.startswith((_PACKAGE, _TORCH, *_GENERATED)) and _INDUCTOR not in name
+    return not name.startswith((_PACKAGE, _TORCH, _CONTEXT_MANAGERS, *_GENERATED)) and _INDUCTOR not in name
