@@ -335,6 +335,8 @@ class PoplarExecutor:
             raise createPoptorchError("setOptimizer() needs a training model: this one is for inference")
         with self._weights.unwatched():
             check_parameters(optimizer, self._user_model, self._wrapped.captured)
+            if self._session is not None:
+                self._session.take_replacements(optimizer)
             self._wrapped.link.replace(optimizer, self._weights.download_if_needed)
 
     @property

@@ -27,6 +27,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
+from poptorch.executor.changes import changes
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job
@@ -266,6 +267,19 @@ class Session:
                 link.read_back_alone()
         self._upload()
 
+    def take_replacements(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Run with the tensors that the user has put into the model in place of others since the last call.
+
+        ``optimizer`` is one that is about to be used instead of the current one.
+        """
+        weights, link, count = self.wrapped.weights, self.wrapped.link, changes.count
+        replaced = weights.replaced()
+        if link is not None:
+            with weights.unwatched():
+                link.check_not_replaced(link.optimizer if optimizer is None else optimizer, replaced)
+                link.follow(replaced)
+        weights.take(replaced, self.engine, count)
+
     def _upload(self) -> None:
         with self.engine.trace.span(SpanKind.WEIGHTS_TO_DEVICE):
             self.wrapped.weights.upload(self.engine)
@@ -317,6 +331,8 @@ class Session:
                 self._refuse_device(given)
         if self._interface.written_inputs:
             self._interface.check_same(given)
+        if wrapped.weights.seen != changes.count:
+            self.take_replacements()
         if not wrapped.weights.is_complete:
             self._upload()
         if wrapped.link is not None:

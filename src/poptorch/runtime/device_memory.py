@@ -62,9 +62,14 @@ class DeviceMemory:
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite all weights and buffers; every replica gets the same values."""
+        self.write_some({name: tensors[name] for name in (*self._parameter_names, *self._buffer_names)})
+
+    def write_some(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the weights and buffers of these names."""
         for name, target in self.parameters.items():
-            target.copy_(tensors[name])
-        self.write_buffers(tensors, self._buffer_names)
+            if name in tensors:
+                target.copy_(tensors[name])
+        self.write_buffers(tensors, [name for name in self._buffer_names if name in tensors])
 
     def write_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
         """Overwrite some buffers on all replicas."""
