@@ -148,7 +148,7 @@ class Signature:
         if not self._has_args and len(args) > len(self._by_position):
             _fail_assertion(
                 f"Too many arguments provided: forward() takes {list(self._names)} "
-                f"({len(self._names)}) but {len(args)} were given"
+                f"({len(self._names)}) but {len(args)} were given. Pass no others"
             )
         if not self._has_args and not self._has_kwargs and len(args) + len(kwargs) > len(self._parameters):
             unknown = [k for k in kwargs if k not in {p.name for p in self._parameters}]
@@ -168,7 +168,7 @@ class Signature:
     def _check_twice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name in self._names[: len(args)]:
             if name in kwargs:
-                _fail_assertion(f"{name} was passed more than once: by position and by name")
+                _fail_assertion(f"{name} was passed more than once: by position and by name. Pass it once")
 
     @staticmethod
     def _named(parameter: inspect.Parameter, kwargs: Mapping[str, Any]) -> Any:
@@ -440,6 +440,13 @@ def check_input(tensor: torch.Tensor, path: str) -> None:
             f"Unsupported input type {tensor.dtype}. It is the input {path}: convert it to one of {names}."
         )
     check_has_elements(tensor, f"the input {path}")
+
+
+def check_devices(call: BoundCall) -> None:
+    """Refuse a call that is to run, and not only to be compiled, if its tensors are not on the host."""
+    layout = ArgumentLayout(call)
+    for spec, tensor in zip(layout.specs, layout.tensors_of(call), strict=True):
+        check_device(tensor, spec.path)
 
 
 def check_device(tensor: torch.Tensor, path: str) -> None:

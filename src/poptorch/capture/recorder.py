@@ -95,9 +95,12 @@ class Recorder(TorchDispatchMode):
         if self._evaluation.is_real and func in _ASKING:
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func, args, kwargs)
+        known = True
         try:
             result = self._cast(func, self._checked(func, info), args, kwargs)
         except DataDependentOutputException:
+            known = False
+        if not known:  # not in the handler: what is refused now is no consequence of torch's exception
             self._forget(func)
             return self._frozen_value(func, args, kwargs)
         self._annotate_new_nodes(info)

@@ -50,7 +50,7 @@ from poptorch.capture.state import (
     stand_ins_for,
 )
 from poptorch.capture.structure import Structure, flatten
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.recorded import is_recorded, node_of, tracer
 from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.opinfo import info_of
@@ -126,6 +126,8 @@ def _types_as_in_eager() -> Iterator[None]:
         yield
     except Exception as error:
         error.args = tuple(_STAND_IN.sub("Tensor", a) if isinstance(a, str) else a for a in error.args)
+        if isinstance(error, Error):
+            error.message = _STAND_IN.sub("Tensor", error.message)
         raise
 
 

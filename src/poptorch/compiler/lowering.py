@@ -138,7 +138,7 @@ def _capture(
     given = layout.tensors_of(request.call)
     inputs = micro_batch_inputs(layout, given, loop, request.normalise)
     check_not_empty(collect_state(request.model))
-    with tracing(), lines_named(request.model, request.options._source_location_excludes):
+    with tracing(), lines_named(request.model, request.options):
         progress("capture")
         recording, program = _functional(request, layout, inputs, progress)
         same = positions_of_same(given)

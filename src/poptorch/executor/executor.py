@@ -15,7 +15,7 @@ from torch import nn
 from poptorch import ambient
 from poptorch._logging import logger
 from poptorch._version import __version__
-from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
+from poptorch.capture.arguments import BoundCall, Signature, check_devices, check_tracing_rules
 from poptorch.capture.refusals import check_model
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.ir_text import ir_text
@@ -273,6 +273,7 @@ class PoplarExecutor:
     def _run(self, call: BoundCall) -> Any:
         session = self._session
         if session is None:
+            check_devices(call)
             session = self._compile(call)
         elif not session.is_attached:
             self.attachToDevice()

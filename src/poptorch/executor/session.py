@@ -228,7 +228,7 @@ class Session:
     def attach(self) -> None:
         """Reserve a device for the program and load everything on it."""
         if self.is_attached:
-            raise createPoptorchError("Device is already attached")
+            raise createPoptorchError("Device is already attached. Call detachFromDevice() before attaching again.")
         self._target.attach(self.executable.device.ipus_per_replica)
         self._upload()
         self._load()
@@ -242,7 +242,7 @@ class Session:
     def detach(self) -> None:
         """Bring everything to the host and release the device; the program is kept."""
         if not self.is_attached:
-            raise createPoptorchError("Device is not attached")
+            raise createPoptorchError("Device is not attached. Call attachToDevice(), or run the model, before this.")
         self._random.read()
         self.wrapped.weights.download_if_needed()
         if self.wrapped.link is not None:

@@ -151,13 +151,16 @@ class IPUScope:
         if self._code is None:
             raise createPoptorchError("The block was captured with skip_compilation=True: call loadExecutable() first.")
         if len(args) != len(self._inputs):
-            raise createPoptorchError(f"The block has {len(self._inputs)} inputs, but {len(args)} were given.")
+            raise createPoptorchError(
+                f"The block has {len(self._inputs)} inputs, but {len(args)} were given. Pass a tensor for each of them."
+            )
         return self._code.run(self._call(args))
 
     def _captured(self) -> Recording:
         if self._recording is None:
             raise createPoptorchError(
-                "There is no program: the block of the IPUScope has not called outputs(), or has not ended."
+                "There is no program: the block of the IPUScope has not called outputs(), or has not ended. "
+                "Call outputs() in it with what it returns."
             )
         return self._recording
 
