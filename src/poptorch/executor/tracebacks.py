@@ -68,11 +68,16 @@ def _fold(error: BaseException) -> None:
         kept = [trace for trace in _entries(one.__traceback__) if _is_users(trace)]
         one.__traceback__ = _chain(kept)
         before = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-        if before is not None and _innermost(before) == _innermost(one):
-            # The same failure in other words: telling it twice tells nothing more.
+        if before is not None and _tells_no_more(before, one):
             one.__cause__, one.__suppress_context__ = None, True
             before = None
         one = before
+
+
+def _tells_no_more(before: BaseException, error: BaseException) -> bool:
+    """Whether two errors are the same failure: they come from one line, or one says what the other does."""
+    place = _innermost(before)
+    return place == _innermost(error) or (place is None and str(before) in str(error))
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -19,6 +19,7 @@ from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.request import loop_of, micro_batch_inputs
 from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
+from poptorch.executor.tracebacks import folded, folding
 from poptorch.experimental.arguments import check_dense
 from poptorch.experimental.compiled import (
     CompiledCode,
@@ -117,7 +118,14 @@ class IPUScope:
         stack, self._open = self._open, None
         if value is not None:
             stack.__exit__(exc_type, value, traceback)
+            if isinstance(value, Exception):
+                folded(value)  # the block runs in the user's own frame, where no function of ours could do it
             return
+        self._end(stack)
+
+    @folding
+    def _end(self, stack: ExitStack) -> None:
+        """Close a block that has come to its end, and compile it."""
         with stack:
             recording = self._finished()
         if recording is not None:
@@ -145,6 +153,7 @@ class IPUScope:
         self._captured()
         self._code = self._compiled(filename)
 
+    @folding
     def __call__(self, *args: torch.Tensor) -> Any:
         """Run the block on other tensors, in the order of the inputs; returns what ``outputs`` was given."""
         self._captured()

@@ -95,9 +95,12 @@ class DeviceMemory:
                 tensor.set_(arranged.untyped_storage(), 0, arranged.shape, arranged.stride())
         self.changed()
 
-    def replica_parameter(self, replica: int, name: str) -> torch.Tensor:
-        """A parameter as one replica of this process sees it: its own row, where replicas have values of their own."""
-        grouping, whole = self._groups.get(name), self.parameters[name]
+    def replica_parameter(self, replica: int, name: str, whole: torch.Tensor | None = None) -> torch.Tensor:
+        """A parameter as one replica of this process sees it: its own row, where replicas have values of their own.
+
+        ``whole`` are the values of all replicas, if not those that the device holds.
+        """
+        grouping, whole = self._groups.get(name), self.parameters[name] if whole is None else whole
         return whole if grouping is None else whole[grouping.group_of(self._loop.global_replica(replica))]
 
     def replica_buffer(self, replica: int, name: str) -> torch.Tensor:
