@@ -323,8 +323,8 @@ class _Attempt:
 
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """The device has no wider type than float32."""
-    return tensor.to(torch.float32) if tensor.dtype is torch.float64 else tensor
+    """The device has no wider type than float32, and computes bfloat16 in it."""
+    return tensor.to(torch.float32) if tensor.dtype in (torch.float64, torch.bfloat16) else tensor
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
