@@ -119,6 +119,20 @@ def createPoptorchError(msg: str) -> Error:
     return error
 
 
+def add_to_message(error: Error, text: str) -> None:
+    """Let an error say more.
+
+    >>> error = createPoptorchError("no such tensor.")
+    >>> add_to_message(error, " (at model.py:3)")
+    >>> str(error), error.message
+    ("'poptorch_py_error': no such tensor. (at model.py:3)", 'no such tensor. (at model.py:3)')
+    """
+    longer = error.message + text
+    first, *rest = error.args
+    error.args = (str(first).replace(error.message, longer, 1), *rest)
+    error.message = longer
+
+
 def backend_error(message: str, origin: str = "poptorch_cpp_error") -> Error:
     """Build the error for a failure while compiling, loading or running; ``origin`` becomes its ``type``.
 

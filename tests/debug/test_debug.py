@@ -56,6 +56,20 @@ class Overflowing(nn.Module):
         return y, poptorch.identity_loss(y, "mean")
 
 
+class Linear(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss((x * self.weight).sum(), "none")
+
+
+X_LARGE = torch.full((1, 2), 1e30)
+
+
 class TestFindNonFinite:
     def test_nothing_to_find(self) -> None:
         assert findNonFinite(training(Net()), *data()) is None
@@ -116,6 +130,71 @@ class TestFindNonFinite:
         assert executor.rng_state == random
         for name, value in model.state_dict().items():
             assert torch.equal(value, before[name]), name
+
+    @pytest.mark.parametrize(("accumulation", "iterations"), [(1, 1), (3, 1), (1, 3), (2, 2)])
+    def test_the_update_of_the_weight(self, accumulation: int, iterations: int) -> None:
+        model = Linear()
+        options = poptorch.Options().deviceIterations(iterations)
+        options.Training.gradientAccumulation(accumulation)
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=1e38)
+        executor = poptorch.trainingModel(model, options, optimizer)
+        x = torch.full((accumulation * iterations, 2), 100.0)
+        executor.compile(x)
+        before = model.weight.detach().clone()
+        found = findNonFinite(executor, x)
+        assert found is not None
+        assert found.parameter == "weight"
+        assert found.name == "UpdatedVar___weight"
+        assert found.what == "overflow"
+        assert set(found.inputs) == {"Gradient___weight", "weight"}
+        assert torch.equal(found.inputs["weight"], before)
+        assert found.micro_batch is not None
+        assert found.micro_batch.iteration == 0
+        assert "the update of the weight of parameter 'weight'" in str(found)
+        assert torch.equal(model.weight.detach(), before)  # nothing has changed
+        executor(x)
+        assert not torch.isfinite(model.weight).all()
+
+    def test_the_state_of_the_optimizer(self) -> None:
+        model = Linear()
+        optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+        executor = poptorch.trainingModel(model, optimizer=optimizer)
+        executor.compile(X_LARGE)
+        found = findNonFinite(executor, X_LARGE)  # the square of the gradient is too large
+        assert found is not None
+        assert found.parameter == "weight"
+        assert "Accl2___" in found.name
+        assert "the optimizer's state of parameter 'weight'" in found.operation
+        assert "Gradient___weight" in found.inputs
+
+    def test_later_updates_follow_earlier_ones(self) -> None:
+        class Growing(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.tensor([1.0]))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return poptorch.identity_loss(-(self.weight**2 * x).sum(), "none")
+
+        model = Growing()
+        options = poptorch.Options().deviceIterations(4)
+        executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=5e19))
+        found = findNonFinite(executor, torch.ones(4, 1))  # 1, 1e20, then its square is infinite
+        assert found is not None
+        assert found.micro_batch is not None
+        assert found.micro_batch.iteration == 1
+        assert not found.parameter
+
+    def test_sums_of_gradients(self) -> None:
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(4)
+        options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+        model = Linear()
+        executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
+        found = findNonFinite(executor, torch.full((4, 2), 2e38))
+        assert found is not None
+        assert found.name == "Gradient___weight"
+        assert "the sum of the gradients of parameter 'weight'" in found.operation
 
     def test_a_plain_module(self) -> None:
         found = findNonFinite(Overflowing(), torch.tensor([99.0]))

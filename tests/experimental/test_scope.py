@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +205,32 @@ def test_options_apply() -> None:
     assert y.shape == (1, 3)
     assert torch.equal(ipu(X), (X + 1) * 2)
     options.deviceIterations(3)
+
+
+class TestTracebacks:
+    """Errors show the user's frames, and nothing of ours or of torch."""
+
+    def frames(self, error: BaseException) -> list[str]:
+        return [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    def test_in_the_block(self) -> None:
+        with pytest.raises(poptorch.Error, match=rf"{Path(__file__).name}:\d+") as caught, IPUScope([X]) as ipu:
+            ipu.outputs(self.multiply(X.to("ipu")))
+        assert self.frames(caught.value) == [Path(__file__).name] * 2
+        assert caught.value.__cause__ is None
+
+    def test_errors_of_the_user_stay_as_they_are(self) -> None:
+        mine = ValueError("mine")
+        with pytest.raises(ValueError, match="mine") as caught, IPUScope([X]):
+            raise mine
+        assert caught.value is mine
+        assert self.frames(mine) == [Path(__file__).name]
+
+    def test_all_frames_on_demand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("POPTORCH_FULL_TRACEBACK", "1")
+        with pytest.raises(poptorch.Error) as caught, IPUScope([X]) as ipu:
+            ipu.outputs(self.multiply(X.to("ipu")))
+        assert "function.py" in self.frames(caught.value)

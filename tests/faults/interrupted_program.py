@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+from staged_classifier import StagedClassifier
 from torch import nn
 
 import poptorch
@@ -37,22 +38,6 @@ class Items(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.full((64,), float(index % 7)), torch.tensor(index % 3)
 
 
-class Classifier(nn.Module):
-    def __init__(self, pipelined: bool) -> None:
-        super().__init__()
-        self.pipelined = pipelined
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 3)
-
-    def forward(self, x: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.pipelined:
-            poptorch.Block.start("a", ipu_id=0)
-        y = torch.tanh(self.first(x))
-        if self.pipelined:
-            poptorch.Block.start("b", ipu_id=1)
-        y = self.second(y)
-        return y, nn.functional.cross_entropy(y, label)
-
-
 def options_of(strategy: str) -> poptorch.Options:
     options = poptorch.Options().deviceIterations(2)
     options.Training.gradientAccumulation(3)
@@ -64,7 +49,7 @@ def options_of(strategy: str) -> poptorch.Options:
 
 
 def executor_of(strategy: str):
-    model = Classifier(strategy == "pipelined")
+    model = StagedClassifier(strategy == "pipelined", 64, 64, nn.Tanh())
     return poptorch.trainingModel(model, options_of(strategy), poptorch.optim.SGD(model.parameters(), lr=0.01))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from staged_classifier import StagedClassifier
 from torch import nn
 
 import poptorch
@@ -23,22 +24,6 @@ def _counts_begin_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     current_rehearsal()
 
 
-class Classifier(nn.Module):
-    def __init__(self, pipelined: bool) -> None:
-        super().__init__()
-        self.pipelined = pipelined
-        self.first, self.dropout, self.second = nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.pipelined:
-            poptorch.Block.start("a", ipu_id=0)
-        y = self.dropout(self.first(x))
-        if self.pipelined:
-            poptorch.Block.start("b", ipu_id=1)
-        y = self.second(y)
-        return y, nn.functional.cross_entropy(y, label)
-
-
 ITERATIONS, ACCUMULATION = 3, 3
 KINDS = ["one part", "pipelined", "replicated"]
 
@@ -46,7 +31,7 @@ KINDS = ["one part", "pipelined", "replicated"]
 class Setup:
     def __init__(self, kind: str, iterations: int = ITERATIONS) -> None:
         torch.manual_seed(0)
-        self.model = Classifier(kind == "pipelined")
+        self.model = StagedClassifier(kind == "pipelined", 4, 8, nn.Dropout(0.5))
         options = poptorch.Options().deviceIterations(iterations).randomSeed(1)
         options.Training.gradientAccumulation(ACCUMULATION)
         if kind != "pipelined":

@@ -148,7 +148,7 @@ class Signature:
         if not self._has_args and len(args) > len(self._by_position):
             _fail_assertion(
                 f"Too many arguments provided: forward() takes {list(self._names)} "
-                f"({len(self._names)}) but {len(args)} were given"
+                f"({len(self._names)}) but {len(args)} were given. Pass no others"
             )
         if not self._has_args and not self._has_kwargs and len(args) + len(kwargs) > len(self._parameters):
             unknown = [k for k in kwargs if k not in {p.name for p in self._parameters}]
@@ -168,14 +168,16 @@ class Signature:
     def _check_twice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name in self._names[: len(args)]:
             if name in kwargs:
-                _fail_assertion(f"{name} was passed more than once: by position and by name")
+                _fail_assertion(f"{name} was passed more than once: by position and by name. Pass it once")
 
     @staticmethod
     def _named(parameter: inspect.Parameter, kwargs: Mapping[str, Any]) -> Any:
         if parameter.name in kwargs:
             return kwargs[parameter.name]
         if parameter.default is inspect.Parameter.empty:
-            raise createPoptorchError(f"Mandatory parameter {parameter.name} missing")
+            raise createPoptorchError(
+                f"Mandatory parameter {parameter.name} missing. Pass a value for it, or give it a default in forward()."
+            )
         return parameter.default
 
     def defaults_to_none(self, name: str) -> bool:
@@ -223,6 +225,8 @@ class ArgumentLayout:
         self._call = call
         self._names = call.names
         paths = _tensor_paths(self._positional, call.names) + _tensor_paths(self._keyword, None)
+        for path, tensor in zip(paths, tensors, strict=True):
+            _check_shape_is_known(tensor, path)
         self.specs = [TensorSpec(p, t.shape, t.dtype) for p, t in zip(paths, tensors, strict=True)]
         self._expected = [(s.shape, s.dtype) for s in self.specs]
         self._before_none = _before_none(call.positional)
@@ -261,7 +265,7 @@ class ArgumentLayout:
         expected, got = self._before_none, _before_none(call.positional)
         if expected != got:
             raise createPoptorchError(
-                f"Number of arguments mismatch: expected {expected} arguments but got {got}."
+                f"Number of arguments mismatch: expected {expected} arguments but got {got}.{_ADVICE}"
             )
 
     def _collect(self, call: BoundCall) -> list[torch.Tensor]:
@@ -423,11 +427,43 @@ class InputNormaliser:
             logger.warning(message)
 
 
-def check_input(tensor: torch.Tensor) -> None:
-    """Refuse element types and sizes that no device tensor can have."""
-    if tensor.dtype not in SUPPORTED_DTYPES or tensor.layout is not torch.strided:
-        raise createPoptorchError(f"Unsupported input type {tensor.dtype}")
-    check_has_elements(tensor)
+def check_input(tensor: torch.Tensor, path: str) -> None:
+    """Refuse element types, layouts and sizes that no device tensor can have."""
+    if tensor.layout is not torch.strided:
+        raise createPoptorchError(
+            f"Unsupported input type {tensor.dtype} with the layout {tensor.layout}. It is the input {path}: pass a "
+            "dense tensor, for instance with to_dense()."
+        )
+    if tensor.dtype not in SUPPORTED_DTYPES:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in SUPPORTED_DTYPES))
+        raise createPoptorchError(
+            f"Unsupported input type {tensor.dtype}. It is the input {path}: convert it to one of {names}."
+        )
+    check_has_elements(tensor, f"the input {path}")
+
+
+def check_devices(call: BoundCall) -> None:
+    """Refuse a call that is to run, and not only to be compiled, if its tensors are not on the host."""
+    layout = ArgumentLayout(call)
+    for spec, tensor in zip(layout.specs, layout.tensors_of(call), strict=True):
+        check_device(tensor, spec.path)
+
+
+def check_device(tensor: torch.Tensor, path: str) -> None:
+    """Refuse an input whose values are not on the host when a program is about to run on them."""
+    if not tensor.is_cpu:
+        raise createPoptorchError(
+            f"The input {path} is on the device {str(tensor.device)!r}. Pass tensors of the host, for instance with "
+            ".cpu(): a wrapped model moves them to its IPUs itself."
+        )
+
+
+def _check_shape_is_known(tensor: torch.Tensor, path: str) -> None:
+    if tensor.is_nested:
+        raise createPoptorchError(
+            f"Unsupported input type: {path} is a nested tensor, whose rows differ in length. A compiled program has "
+            "static shapes: pass a padded tensor, torch.nested.to_padded_tensor(x, 0.0), and a mask or the lengths."
+        )
 
 
 def announce_partial_support(call: BoundCall) -> None:

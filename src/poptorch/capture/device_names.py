@@ -19,6 +19,10 @@ _HOST = torch.device("cpu")
 _MOVES = frozenset({Tensor.to, Tensor.ipu})  # type: ignore[attr-defined]
 """Functions whose first argument by position may be the name of a device."""
 
+_ALLOWED = (*_NAMES, "cpu", "meta")
+_FOREIGN_MOVES = {getattr(Tensor, name): name for name in ("cuda", "xpu") if hasattr(Tensor, name)}
+"""Functions that move a tensor to another kind of device."""
+
 
 def is_device_name(value: Any) -> bool:
     """Whether a value names the device of a captured model.
@@ -47,6 +51,12 @@ class DeviceNames(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _names_device(func, args, kwargs):
+            foreign = _foreign_device(func, args, kwargs)
+            if foreign is not None:
+                raise createPoptorchError(
+                    f"forward() names the device {foreign!r}. A wrapped model runs on its IPUs, and so do the tensors "
+                    "that it makes: leave the device out, or take that of a tensor (device=x.device)."
+                )
             return func(*args, **kwargs)
         if func is Tensor.ipu:  # type: ignore[attr-defined]
             func, args, kwargs = Tensor.to, (args[0], _HOST), {}
@@ -68,6 +78,20 @@ def _names_device(func: Any, args: Any, kwargs: Any) -> bool:
     if any(isinstance(a, torch.device) and a.type in _NAMES for a in args):
         return True
     return "device" in kwargs and is_device_name(kwargs["device"])
+
+
+def _foreign_device(func: Any, args: Any, kwargs: Any) -> str | None:
+    """The device in a call that is neither the model's nor the host."""
+    if func in _FOREIGN_MOVES:
+        return _FOREIGN_MOVES[func]
+    given = (*args[1:2], kwargs.get("device")) if func is Tensor.to else (kwargs.get("device"),)
+    for value in given:
+        name = value.type if isinstance(value, torch.device) else value
+        if isinstance(name, str) and name.partition(":")[0] not in _ALLOWED:
+            return str(value)
+        if isinstance(name, int) and not isinstance(name, bool):  # torch reads a number as that of an accelerator
+            return f"cuda:{name}"
+    return None
 
 
 def _hosted(value: Any, texts: bool = True) -> Any:

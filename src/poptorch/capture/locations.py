@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -18,6 +20,9 @@ _MACHINERY = tuple(
     for part in ("_compile.py", "_dynamo", "_ops.py", "_subclasses", "fx", "overrides.py", "utils/_")
 )
 """What stands between an operation and the recorder, and calls none itself."""
+
+_STANDARD = sysconfig.get_path("stdlib")
+_INSTALLED = tuple(f"{_STANDARD}/{folder}-packages" for folder in ("site", "dist"))
 
 DEFAULT_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
 
@@ -34,8 +39,18 @@ def location_of(error: BaseException, excludes: Sequence[str] = DEFAULT_EXCLUDES
     return found
 
 
+def definition_of(function: object, excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
+    """Where a function of the user is written; ``None`` for any other function."""
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)  # type: ignore[arg-type]
+    if not isinstance(code, CodeType) or not _is_users(code.co_filename, excludes):
+        return None
+    return SourceLocation(code.co_filename, code.co_firstlineno)
+
+
 def _is_users(file: str, excludes: Sequence[str]) -> bool:
-    return not file.startswith((_PACKAGE, "<", *_MACHINERY)) and not any(part in file for part in excludes)
+    if file.startswith((_PACKAGE, "<", *_MACHINERY)) or any(part in file for part in excludes):
+        return False
+    return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)  # context managers, partial functions
 
 
 def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:

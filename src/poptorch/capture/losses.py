@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import HINTS
+from poptorch.program.opinfo import info_of
 
 IDENTITY_LOSS = "identity_loss"
 
@@ -92,7 +93,7 @@ def final_loss(
     if position is None and not at_the_mark:
         following = [i for i, result in enumerate(results) if _follows(result, mark.value)]
         if len(following) > 1 and mark.kind != IDENTITY_LOSS:
-            raise _several_losses([mark], f" {len(following)} returned values follow from it")
+            raise _several_losses([mark], node_of, f" {len(following)} returned values follow from it.")
         if len(following) == 1:
             position = following[0]
             origin = f"result {position} of the model, which follows from the {mark.kind}"
@@ -116,7 +117,7 @@ def _final_mark(
     final = [m for m in candidates if not any(_feeds(m, other, node_of) for other in candidates if other is not m)]
     final = [mark for mark in final if mark.kind == IDENTITY_LOSS] or final
     if len(final) > 1:
-        raise _several_losses(final)
+        raise _several_losses(final, node_of)
     return final[0]
 
 
@@ -124,8 +125,14 @@ def _has_gradient(mark: ambient.LossMark) -> bool:
     return mark.value.requires_grad
 
 
-def _several_losses(marks: list[ambient.LossMark], why: str = "") -> Exception:
-    kinds = ", ".join(mark.kind for mark in marks)
+def _several_losses(
+    marks: list[ambient.LossMark], node_of: Callable[[torch.Tensor], fx.Node | None], why: str = ""
+) -> Exception:
+    nodes = [node_of(mark.value) for mark in marks]
+    sources = [None if node is None else info_of(node).source for node in nodes]
+    kinds = ", ".join(
+        mark.kind if source is None else f"{mark.kind} at {source}" for mark, source in zip(marks, sources, strict=True)
+    )
     return createPoptorchError(
         "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
         f"poptorch.identity_loss. Found: {kinds}.{why} Example: "

@@ -156,6 +156,39 @@ def _numpy(func: Callable[..., Any], tensor: Tensor, *types: Any, **settings: An
     )
 
 
+def _format(func: Callable[..., str], tensor: Tensor, specification: str) -> str:
+    """A number in a text, as ``f"{loss:.3f}"`` in eager mode: the value of the first inputs, with the usual warning."""
+    if isinstance(tensor, FakeTensor) and tensor.dim() == 0:
+        return format(tensor.item(), specification)
+    return func(tensor, specification)
+
+
+def _pickled(func: Callable[..., Any], tensor: Tensor, protocol: Any) -> Any:
+    if not isinstance(tensor, FakeTensor):
+        return func(tensor, protocol)
+    raise createPoptorchError(
+        f"forward() saves or pickles a tensor at {user_location()}. Its values are not known when the model is "
+        "compiled. Return the tensor and save the result, or run the function on the host with poptorch.CPU."
+    )
+
+
+def _from_data(func: Callable[..., Tensor], *args: Any, **settings: Any) -> Tensor:
+    """A tensor made of a list with tensors in it takes their values, which are frozen with the usual warning."""
+    return func(*(_with_numbers(a) for a in args), **{k: _with_numbers(v) for k, v in settings.items()})
+
+
+def _with_numbers(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return [_number(item) for item in data]
+    return data
+
+
+def _number(item: Any) -> Any:
+    if isinstance(item, FakeTensor):
+        return item.tolist()
+    return _with_numbers(item)
+
+
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
 _PRODUCTS = ("matmul", "mm", "bmm")
 _BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixor", "invert")
@@ -163,6 +196,11 @@ _BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixo
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
+    Tensor.__format__: _format,
+    Tensor.__reduce_ex__: _pickled,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    Tensor.new_tensor: _from_data,
     **{getattr(home, name): _bitwise for home in (torch, Tensor) for name in _BITWISE},
     **{getattr(Tensor, f"__{name}__"): _bitwise for name in _BIT_OPERATORS},
     **{getattr(home, name): _product for home in (torch, Tensor) for name in _PRODUCTS},

@@ -21,6 +21,7 @@ from poptorch.capture import kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.evaluation import Evaluation
 from poptorch.capture.locations import user_location
+from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
@@ -94,9 +95,12 @@ class Recorder(TorchDispatchMode):
         if self._evaluation.is_real and func in _ASKING:
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func, args, kwargs)
+        known = True
         try:
             result = self._cast(func, self._checked(func, info), args, kwargs)
         except DataDependentOutputException:
+            known = False
+        if not known:  # not in the handler: what is refused now is no consequence of torch's exception
             self._forget(func)
             return self._frozen_value(func, args, kwargs)
         self._annotate_new_nodes(info)
@@ -111,15 +115,17 @@ class Recorder(TorchDispatchMode):
             return static
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if self._evaluation.is_real:
+                refuse_dynamic_shape(func, args, kwargs, info.source)
             try:
                 result = func(*args, **kwargs)
             except _SHAPE_UNKNOWN:
                 raise
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise _located(kernels.in_eager_words(func, args, kwargs, error), info.source) from None
+                raise located(kernels.in_eager_words(func, args, kwargs, error), info.source) from None
             refusal = kernels.refusal(func, args, kwargs)
             if refusal is not None:
-                raise _located(refusal, info.source) from None
+                raise located(refusal, info.source) from None
             return result
 
         return run
@@ -211,6 +217,11 @@ class Recorder(TorchDispatchMode):
             if info is not None:
                 self._hooks.append(node.register_prehook(self._placing(info.but(sweep=Sweep.BACKWARD))))
 
+    @property
+    def backward_source(self) -> SourceLocation | None:
+        """The line of ``forward`` whose backward pass is under way."""
+        return None if self._backward is None else self._backward.source
+
     def _placing(self, info: OpInfo) -> Any:
         def hook(gradients: Any) -> None:
             self._backward = info
@@ -245,10 +256,10 @@ def _not_placed(func: Any, source: SourceLocation | None, block: str | None) -> 
     )
 
 
-def _located(error: Exception, source: SourceLocation | None) -> Exception:
+def located(error: Exception, source: SourceLocation | None, place: str = "at") -> Exception:
     """An error of torch with the user's line; errors of other kinds may need more than a text, and stay as they are."""
     plain = type(error) in (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
-    return type(error)(f"{error} (at {source})") if plain and source is not None else error
+    return type(error)(f"{error} ({place} {source})") if plain and source is not None else error
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import enum
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from poptorch.capture.tables import captured_tables
@@ -67,13 +70,16 @@ def collect_state(model: nn.Module) -> list[StateEntry]:
 def check_not_empty(entries: list[StateEntry]) -> None:
     """Refuse parameters and buffers without elements, as the device cannot hold them."""
     for entry in entries:
-        check_has_elements(entry.tensor)
+        check_has_elements(entry.tensor, f"the {entry.kind.value.lower()} {entry.name}")
 
 
-def check_has_elements(tensor: torch.Tensor) -> None:
+def check_has_elements(tensor: torch.Tensor, what: str) -> None:
     """Refuse one tensor with a zero-sized dimension."""
     if tensor.numel() == 0:
-        raise createPoptorchError(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
+        raise createPoptorchError(
+            f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}). It is {what}: give it elements, or "
+            "leave it out."
+        )
 
 
 @contextmanager
@@ -101,6 +107,58 @@ def replaced(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -> Iterat
                 _fill(entry, entry.tensor)
     if problem is not None:
         raise problem
+
+
+_KINDS = {"_parameters": "Parameter", "_buffers": "Buffer", "_modules": "Module"}
+
+
+@contextmanager
+def additions_taken_away(model: nn.Module) -> Iterator[None]:
+    """What ``forward`` adds to the tables of modules has no values, and goes again; new parameters are refused.
+
+    A buffer that ``forward`` makes where there is none is computed by the program, and nothing else.
+    """
+    before = [
+        (f"{prefix}." if prefix else "", module, {table: dict(module.__dict__[table]) for table in _KINDS})
+        for prefix, module in model.named_modules()
+    ]
+    added: list[_Added] = []
+    try:
+        yield
+    finally:
+        for prefix, module, tables in before:
+            for table, known in tables.items():
+                added += _take_away(module.__dict__[table], known, f"{_KINDS[table]} {prefix}")
+    for what, is_trained in added:
+        if is_trained:
+            raise createPoptorchError(
+                f"{what} is added to the model when calling the forward method. Neither the optimizer nor the device "
+                "would know its parameters: create it in __init__, or call the model once on the host before wrapping."
+            )
+
+
+_Added = tuple[str, bool]
+"""What was added, and whether it is a parameter or has some."""
+
+
+def _take_away(table: dict[str, object], known: Mapping[str, object], prefix: str) -> list[_Added]:
+    added: list[_Added] = []
+    for name, value in list(table.items()):
+        if value is None or (known.get(name) is not None and not isinstance(value, nn.Module)):
+            continue  # tensors in the place of others are the business of `replaced`
+        if value is known.get(name) or (isinstance(value, nn.Module) and not _has_state(value)):
+            continue
+        is_trained = any(True for _ in value.parameters()) if isinstance(value, nn.Module) else False
+        added.append((prefix + name, is_trained or isinstance(value, nn.Parameter)))
+        if name in known:
+            table[name] = known[name]
+        else:
+            del table[name]
+    return added
+
+
+def _has_state(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 @contextmanager
@@ -173,6 +231,7 @@ def plain_attributes_kept(
     attributes with a tensor that have another one by now.
     """
     before = [(module, dict(module.__dict__)) for module in model.modules()]
+    containers = _containers(model)
     for module, _ in before if stand_ins else ():
         for attribute, value in _plain_attributes(module):
             if any(id(leaf) in stand_ins for leaf in pytree.tree_leaves(value)):
@@ -197,6 +256,37 @@ def plain_attributes_kept(
                     module.__dict__[name] = attributes[name]
                 else:
                     del module.__dict__[name]
+        _restore_containers(containers)
+
+
+_Container = tuple[str, list[Any] | dict[Any, Any] | set[Any], Any]
+
+
+def _containers(model: nn.Module) -> list[_Container]:
+    """The lists, dictionaries and sets in plain attributes, with their names and copies of them."""
+    return [
+        (f"{prefix}.{attribute}" if prefix else attribute, value, value.copy())
+        for prefix, module in model.named_modules()
+        for attribute, value in module.__dict__.items()
+        if type(value) in (list, dict, set) and attribute not in _TABLES and not attribute.endswith("_hooks")
+    ]
+
+
+def _restore_containers(containers: list[_Container]) -> None:
+    """Take away the tensors without values that ``forward`` has put into them."""
+    for name, container, before in containers:
+        values = list(container.values()) if isinstance(container, dict) else list(container)
+        if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(values)):
+            continue
+        warnings.warn(
+            f"forward() puts tensors into the attribute {name} of the model. It runs once, while the model is "
+            "compiled, and these tensors never get a value: the attribute is as before. Return them from forward(), or "
+            "keep what calls have in common in a buffer.",
+            UserWarning,
+            stacklevel=2,
+        )
+        container.clear()
+        container.extend(before) if isinstance(container, list) else container.update(before)
 
 
 def _has_tensor(value: object) -> bool:

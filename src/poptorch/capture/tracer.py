@@ -8,6 +8,7 @@ Nothing of the user's model changes: state, gradients, random numbers and flags 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as torch_module
 
@@ -28,17 +29,19 @@ from poptorch.capture.device_names import DeviceNames
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
 from poptorch.capture.kept import has_hooks, warn_of_kept
-from poptorch.capture.locations import location_of, user_location
+from poptorch.capture.locations import user_location
 from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import cumulative_norms
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
-from poptorch.capture.recorder import Recorder
+from poptorch.capture.recorder import Recorder, located
+from poptorch.capture.refusals import check_gradient, check_layouts
 from poptorch.capture.state import (
     Rebinding,
     StateEntry,
     StateKind,
+    additions_taken_away,
     collect_state,
     plain_attributes_kept,
     plain_names,
@@ -50,7 +53,7 @@ from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.recorded import is_recorded, node_of, tracer
 from poptorch.ops.third_party import ThirdPartyOps
-from poptorch.program.opinfo import SourceLocation, info_of
+from poptorch.program.opinfo import info_of
 from poptorch.program.program import has_values
 
 
@@ -109,8 +112,6 @@ def record(request: Request, grad: bool | None = None) -> Recording:
     with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager():
         try:
             return _attempt(request, rules, grad)
-        except DynamicOutputShapeException as why:
-            raise _dynamic_shape_error(why, location_of(why, request.options._source_location_excludes)) from why
         except RuntimeError as why:
             if request.training or grad or "does not require grad" not in str(why):
                 raise
@@ -125,38 +126,12 @@ def _types_as_in_eager() -> Iterator[None]:
         yield
     except Exception as error:
         error.args = tuple(_STAND_IN.sub("Tensor", a) if isinstance(a, str) else a for a in error.args)
+        if isinstance(error, Error):
+            error.message = _STAND_IN.sub("Tensor", error.message)
         raise
 
 
 _STAND_IN = re.compile(r"\bFakeTensor\b")
-
-
-class DynamicShapeError(Error, DynamicOutputShapeException):
-    """The shape of a result depends on values. Programs that expect torch's own error for this catch it, too."""
-
-    __hash__ = Exception.__hash__
-
-    @classmethod
-    def of(cls, why: DynamicOutputShapeException, message: str) -> DynamicShapeError:
-        """The error for a call that torch cannot infer a shape for."""
-        error = cls(f"'poptorch_py_error': {message}")
-        error.message, error.func = message, why.func
-        return error
-
-
-def _dynamic_shape_error(why: DynamicOutputShapeException, where: SourceLocation | None) -> Exception:
-    name, line = str(why.func), "" if where is None else f" at {where}"
-    if "index.Tensor" in name or "nonzero" in name or "masked_select" in name:
-        return DynamicShapeError.of(
-            why,
-            "Indexing using boolean or byte tensor masks is unsupported because it would produce dynamic output shapes "
-            f"({name}{line}). Use torch.where or masked_fill, which keep the shape.",
-        )
-    return DynamicShapeError.of(
-        why,
-        f"Unsupported ops found in compiled model: [{name}]{line}. The shape of its result depends on the values of "
-        "its inputs, and a compiled program has static shapes.",
-    )
 
 
 def _attempt(request: Request, rules: MixedTypes, grad: bool) -> Recording:
@@ -303,6 +278,7 @@ class _Attempt:
                 with module_scopes(request), cumulative_norms(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
+            check_layouts(results)
             results = [recorder.recorded(r) for r in results]
             self._rebound = [r for r in rebound() if node_of(r.new) is not None]
             self._num_results = len(results)
@@ -332,18 +308,23 @@ class _Attempt:
         # What Tensor.backward does, without being a torch function: inside one, the modes that see whole functions are
         # off, and checkpointed code, which runs again now, needs them.
         engine = torch.autograd.Variable._execution_engine
-        engine.run_backward((loss,), (root,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        try:
+            engine.run_backward((loss,), (root,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        except (RuntimeError, NotImplementedError) as error:  # autograd's own: no frame of the user leads here
+            place = "in the backward pass of the operation at"
+            raise located(error, recorder.backward_source, place).with_traceback(error.__traceback__) from None
         gradients: list[torch.Tensor] = []
         for index, tensor in enumerate(state):
             if self._trained_states[index] and tensor.grad is not None:
+                check_gradient(self._state[index].name, tensor.grad)
                 self._gradients.append(index)
                 gradients.append(tensor.grad)
         return gradients
 
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """The device has no wider type than float32."""
-    return tensor.to(torch.float32) if tensor.dtype is torch.float64 else tensor
+    """The device has no wider type than float32, and computes bfloat16 in it."""
+    return tensor.to(torch.float32) if tensor.dtype in (torch.float64, torch.bfloat16) else tensor
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -388,10 +369,24 @@ def environment(
         for mode in (ambient.capturing(context), recorder, *seen_calls):
             stack.enter_context(mode)
         stack.enter_context(replaced(stand_ins.entries, stand_ins.tensors))
+        stack.enter_context(additions_taken_away(request.model))
         rebound = stack.enter_context(plain_attributes_kept(request.model, stand_ins.plain))
+        stack.enter_context(_compiled_functions_inlined())
         stack.enter_context(module_types(rules))
         stack.enter_context(module_moves())
         yield recorder, rebound
+
+
+@contextmanager
+def _compiled_functions_inlined() -> Iterator[None]:
+    """What the user gave to ``torch.compile`` is recorded as written: it is compiled here, with all around it."""
+    if "torch._dynamo" not in sys.modules:  # then nothing was compiled, and importing it takes a second
+        yield
+        return
+    import torch._dynamo.config as settings
+
+    with settings.patch(error_on_nested_fx_trace=False):
+        yield
 
 
 def _say_where(loss: FinalLoss) -> None:

@@ -14,6 +14,7 @@ from poptorch import hooks
 from poptorch._logging import backend, ir_is_dumped, logger
 from poptorch.capture.arguments import ArgumentLayout, announce_partial_support, positions_of_same
 from poptorch.capture.functional import to_program
+from poptorch.capture.refusals import lines_named
 from poptorch.capture.state import check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
@@ -137,7 +138,7 @@ def _capture(
     given = layout.tensors_of(request.call)
     inputs = micro_batch_inputs(layout, given, loop, request.normalise)
     check_not_empty(collect_state(request.model))
-    with tracing():
+    with tracing(), lines_named(request.model, request.options):
         progress("capture")
         recording, program = _functional(request, layout, inputs, progress)
         same = positions_of_same(given)

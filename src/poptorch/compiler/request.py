@@ -165,7 +165,7 @@ def micro_batch_inputs(
     """The first micro-batch of every input, after checking types and sizes."""
     result = []
     for spec, tensor in zip(layout.specs, tensors, strict=True):
-        check_input(tensor)
+        check_input(tensor, spec.path)
         factor = loop.input_factor
         if factor > 1 and (tensor.ndim == 0 or tensor.shape[0] % factor):
             size = tensor.shape[0] if tensor.ndim else "no"

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.anchors import UPDATED
 from poptorch.debug.models import prepared
-from poptorch.executor.failures import described
-from poptorch.executor.replay import Replay
+from poptorch.executor.replay import Replay, UpdateReplay
 from poptorch.executor.session import Session
 from poptorch.host.interpret.exceptions import check_of
+from poptorch.host.interpret.lines import described
 from poptorch.program.loop import MicroBatch
 from poptorch.program.naming import value_labels
 from poptorch.program.opinfo import SourceLocation, Sweep, info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import type_text
 from poptorch.program.update import flat_arguments
 
@@ -32,11 +34,14 @@ class NonFinite:
     """The name of the value, as ``getTensorNames()`` has it."""
 
     operation: str = ""
-    """In words, with its module and its line; empty for inputs, weights and optimizer state."""
+    """In words, with its module and its line; empty for what was not finite before the call."""
 
     module: str = ""
     source: SourceLocation | None = None
     """The line of ``forward``."""
+
+    parameter: str = ""
+    """The parameter whose gradients are added, or whose weight and optimizer state are updated, in the last step."""
 
     backward: bool = False
     micro_batch: MicroBatch | None = None
@@ -61,8 +66,9 @@ def findNonFinite(model: Any, *args: Any, **kwargs: Any) -> NonFinite | None:
     """The first operation whose result has a NaN or an infinity that its operands do not have; ``None``: all is finite.
 
     ``model`` is a wrapped model, and the arguments are those of a call. Every micro-batch of the call is computed,
-    forward and, for training, backward, with the weights of now, one operation at a time. Nothing is updated. Inputs,
-    weights and the optimizer's state are looked at first. Filling in infinities, as masks do, is no fault.
+    forward and, for training, backward, one operation at a time. Then the gradients are added, and the weights and the
+    optimizer's state are updated, on copies: the device keeps what it has. Inputs, weights and the optimizer's state
+    are looked at first. Filling in infinities, as masks do, is no fault.
 
     >>> import poptorch
     >>> class Root(torch.nn.Module):
@@ -106,19 +112,67 @@ class _Search:
         self._labels = value_labels(program.operations())
         self._labels.update({node: port.name for node, port in program.placeholders()})
         self._checks = {node: check_of(node) for node in program.operations()}
+        self._update = UpdateReplay(session.engine) if UpdateReplay.is_possible(session.engine) else None
         self._micro_batch = MicroBatch(0, 0, 0)
         self._found: NonFinite | None = None
 
     def run(self) -> NonFinite | None:
         loop, position = self._session.executable.device.loop, self._session.engine.random.position
-        for micro_batch in loop.micro_batches():
-            self._micro_batch = micro_batch
-            try:
-                with self._session.wrapped.weights.unwatched():
-                    self._replay.run(micro_batch, position + loop.position(micro_batch))
-            except _Found:
-                break
+        with self._session.wrapped.weights.unwatched():
+            for micro_batch in loop.micro_batches():
+                self._micro_batch = micro_batch
+                try:
+                    self._compute(micro_batch, position + loop.position(micro_batch))
+                except _Found:
+                    break
         return self._found
+
+    def _compute(self, micro_batch: MicroBatch, position: int) -> None:
+        """One micro-batch, and the update if it is the last one before it."""
+        loop, update = self._session.executable.device.loop, self._update
+        if update is None:
+            self._replay.run(micro_batch, position)
+            return
+        outputs = self._replay.run(micro_batch, position, update.weights)
+        places = self._replay.program.positions_of(OutputKind.GRADIENT)
+        update.add(micro_batch, [outputs[place] for place in places])
+        if micro_batch.step == loop.gradient_accumulation - 1 and micro_batch.replica == loop.replicas - 1:
+            self._look_at_update(update)
+
+    def _look_at_update(self, update: UpdateReplay) -> None:
+        """Add the gradients, update, and look at each parameter: first at its state, which its weight follows."""
+        gradients = update.gradients()
+        for name, gradient in gradients.items():
+            self._check_held(name, f"Gradient___{name}", gradient, "the sum of the gradients", {})
+        given = {name: gradient.clone() for name, gradient in gradients.items()}
+        weights = {name: weight.clone() for name, weight in update.weights.items()}
+        state = {tensor: value.clone() for tensor, value in update.state().items()}
+        update.step(gradients)
+        now = update.state()
+        for name in given:
+            own = {kept.name: value for kept, value in state.items() if kept.parameter == name}
+            inputs = {f"Gradient___{name}": given[name], name: weights[name], **own}
+            for kept, value in now.items():
+                if kept.parameter == name:
+                    self._check_held(name, kept.name, value, "the update of the optimizer's state", inputs)
+            self._check_held(name, f"{UPDATED}{name}", update.weights[name], "the update of the weight", inputs)
+
+    def _check_held(
+        self, parameter: str, name: str, value: torch.Tensor, step: str, inputs: Mapping[str, torch.Tensor]
+    ) -> None:
+        if not value.is_floating_point() or bool(torch.isfinite(value).all()):
+            return
+        what = "the result is not a number" if bool(torch.isnan(value).any()) else "overflow"
+        self._found = NonFinite(
+            what=what,
+            name=name,
+            operation=f"{step} of parameter {parameter!r}",
+            parameter=parameter,
+            micro_batch=self._micro_batch,
+            inputs=dict(inputs),
+            output=value.clone(),
+        )
+        raise _Found
 
     def _look(self, node: fx.Node, result: Any, operands: Mapping[fx.Node, Any]) -> None:
         check = self._checks[node]

@@ -128,6 +128,9 @@ def remove_unfinished(folder: Path) -> int:
     return removed
 
 
+_EXPORTED = "a file that save() or compileAndExport() of an executor has written"
+
+
 class File:
     """The sections of one file, read and checked one by one."""
 
@@ -137,19 +140,20 @@ class File:
             # Without O_NONBLOCK, opening a pipe waits for its other end.
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
-            raise backend_error(f"Cannot open {self.path}: {getattr(error, 'strerror', None) or error}") from error
+            what = getattr(error, "strerror", None) or error
+            raise backend_error(f"Cannot open {self.path}: {what}. Pass {_EXPORTED}") from error
         weakref.finalize(self, os.close, self._descriptor)
         self.status = os.fstat(self._descriptor)
         """Size, owner and mode, of the file that is read and no other."""
 
         if not stat.S_ISREG(self.status.st_mode):
-            raise backend_error(f"Cannot open {self.path}: it is not a regular file")
+            raise backend_error(f"Cannot open {self.path}: it is not a regular file. Pass {_EXPORTED}")
         self._sections, self._start = self._directory()
 
     def _directory(self) -> tuple[dict[str, dict[str, Any]], int]:
         """The sections by name, and where the first one starts."""
         if self._read(0, len(MAGIC)) != MAGIC:
-            raise backend_error(f"Invalid file {self.path}: it does not contain Poptorch metadata")
+            raise backend_error(f"Invalid file {self.path}: it does not contain Poptorch metadata. Pass {_EXPORTED}")
         fixed = self._read(len(MAGIC), _FIXED.size)
         if len(fixed) != _FIXED.size:
             raise self.damaged("it ends within the header")

@@ -15,7 +15,8 @@ from torch import nn
 from poptorch import ambient
 from poptorch._logging import logger
 from poptorch._version import __version__
-from poptorch.capture.arguments import BoundCall, Signature, check_tracing_rules
+from poptorch.capture.arguments import BoundCall, Signature, check_devices, check_tracing_rules
+from poptorch.capture.refusals import check_model
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.lowering import lower_for_device
@@ -61,10 +62,17 @@ class PoplarExecutor:
         user_model = model if user_model is None else user_model
         options = Options() if options is None else options
         if not isinstance(options, Options):
-            raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
+            raise createPoptorchError(
+                f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options). "
+                "Pass options=poptorch.Options(), and an optimizer by its name: optimizer=..."
+            )
         for given in (model, user_model):
             if not isinstance(given, nn.Module):
-                raise TypeError(f"Expected a torch.nn.Module, got {type(given)}")
+                raise TypeError(
+                    f"Expected a torch.nn.Module, got {given if isinstance(given, type) else type(given)}. Pass an "
+                    "object of a class that derives from it; IPUContext compiles plain functions."
+                )
+            check_model(given)
         assert training or optimizer is None, "Optimizer should be None for inference"
         self._turns = Turns()
         """Threads wait here: the executor serves one of them at a time."""
@@ -155,7 +163,9 @@ class PoplarExecutor:
 
     def _compiled(self) -> Session:
         if self._session is None:
-            raise createPoptorchError("Model has not been compiled or has been destroyed.")
+            raise createPoptorchError(
+                "Model has not been compiled or has been destroyed. Call it, or its compile(), with arguments first."
+            )
         return self._session
 
     @folding
@@ -263,6 +273,7 @@ class PoplarExecutor:
     def _run(self, call: BoundCall) -> Any:
         session = self._session
         if session is None:
+            check_devices(call)
             session = self._compile(call)
         elif not session.is_attached:
             self.attachToDevice()
@@ -325,6 +336,8 @@ class PoplarExecutor:
             raise createPoptorchError("setOptimizer() needs a training model: this one is for inference")
         with self._weights.unwatched():
             check_parameters(optimizer, self._user_model, self._wrapped.captured)
+            if self._session is not None:
+                self._session.take_replacements(optimizer)
             self._wrapped.link.replace(optimizer, self._weights.download_if_needed)
 
     @property

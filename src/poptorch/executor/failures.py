@@ -17,18 +17,16 @@ from poptorch import environment
 from poptorch.errors import Error, IndexOutOfRange
 from poptorch.executor.replay import Replay
 from poptorch.executor.tracebacks import has_users_frames
-from poptorch.host.interpret.lines import FailedOperation, failed_operation
+from poptorch.host.interpret.lines import FailedOperation, described, failed_operation
 from poptorch.ops.effects import calls_host
 from poptorch.ops.index_ranges import bound_arguments, index_ranges
 from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.graphs import is_view
 from poptorch.program.loop import Loop
-from poptorch.program.opinfo import Sweep, info_of
 from poptorch.program.program import Port, Role, type_text
 from poptorch.runtime.engine import Engine
 from poptorch.runtime.failures import FailedJob, job_of, note_job
 
-_SWEEPS = {Sweep.BACKWARD: " of the backward pass", Sweep.UPDATE: " of the weight update"}
 _SHOWN = 5
 """How many wrong elements a message lists."""
 
@@ -110,15 +108,6 @@ def _where(found: _Finding, loop: Loop) -> str:
         sentences += _values(found.operation)
     sentences.append(_micro_batches(found.job, loop))
     return " ".join(sentences)
-
-
-def described(node: fx.Node) -> str:
-    """An operation in words: its name, its pass, its module and its line."""
-    info = info_of(node)
-    name = traits_of(node).name or str(node.target)
-    module = f" in module {info.scope.replace('/', '.')!r}" if info.scope else ""
-    source = f", at {info.source}" if info.source is not None else ""
-    return f"operation {name!r}{_SWEEPS.get(info.sweep, '')}{module}{source}"
 
 
 def _micro_batches(job: FailedJob, loop: Loop) -> str:

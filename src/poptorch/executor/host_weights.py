@@ -18,7 +18,9 @@ from poptorch.capture.state import collect_state
 from poptorch.enums import CommGroupType, ConnectionType, VariableRetrievalMode
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
+from poptorch.executor.changes import changes
 from poptorch.executor.outputs import ParameterView
+from poptorch.executor.replacements import KnownState, Replacement
 from poptorch.executor.turns import Turns
 from poptorch.options import Options
 from poptorch.program.replica_groups import ReplicaGrouping
@@ -53,6 +55,9 @@ class WeightsOnDevice(Protocol):
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy host parameters and buffers to the device."""
+
+    def upload_some(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the host parameters and buffers of these names to the device."""
 
     def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
         """Copy some host buffers to the device."""
@@ -103,6 +108,11 @@ class HostWeights:
         self._watched = True
         self._groups: dict[str, ReplicaGrouping] = {}
         self._overlay: WeightOverlay | None = None
+        self._known: KnownState | None = None
+        """The tensors that the program was compiled with; ``None`` as long as there is none."""
+
+        self.seen = 0
+        """The number of changes to models after which :attr:`_known` was compared with this one."""
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -119,10 +129,12 @@ class HostWeights:
     def open(self, *, overlay: bool) -> None:
         """A program was compiled; ``overlay`` says whether its weights may lie in the host's memory."""
         self._overlay = WeightOverlay(overlay, self.turns.take)
+        with self.unwatched():
+            self._known, self.seen = KnownState(self._model), changes.count
 
     def close(self) -> None:
         """The program is gone."""
-        self._overlay = None
+        self._overlay = self._known = None
 
     def trains(self) -> None:
         """The device is about to update its weights."""
@@ -179,6 +191,39 @@ class HostWeights:
             parameter, lambda kind, size, retrieval: self.group_replicas(parameter, kind, size, retrieval)
         )
 
+    # -- tensors that were replaced ------------------------------------------------------------------------------
+
+    def replaced(self) -> dict[str, Replacement]:
+        """The tensors that the user has put into the places of others since :meth:`open`, by name."""
+        if self._known is None:
+            return {}
+        with self.unwatched():
+            return self._known.replaced(self._groups, training=self._trains_here())
+
+    def _trains_here(self) -> bool:
+        return instrumentation.watcher_of(self._user_model) is self
+
+    def take(self, replaced: Mapping[str, Replacement], memory: WeightsOnDevice, count: int) -> None:
+        """Copy the values of new tensors to the device, and watch them instead of the old ones.
+
+        ``count`` is the number of changes at which these were all.
+        """
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if replaced:
+                self.end_overlay()
+                end_overlays(replacement.new for replacement in replaced.values())
+                values = {name: replacement.new for name, replacement in replaced.items()}
+                memory.upload_some({
+                    name: self._groups[name].to_device(value) if name in self._groups else value
+                    for name, value in values.items()
+                })
+                logger.info("Took over the values of %s, which are new tensors", ", ".join(replaced))
+                if self._trains_here():
+                    instrumentation.exchange(self._user_model, self, [r.old for r in replaced.values()])
+            if self._known is not None:
+                self._known.accept()
+        self.seen = count
+
     # -- watching ------------------------------------------------------------------------------------------------
 
     def looked_at(self) -> None:
@@ -216,6 +261,7 @@ class HostWeights:
         with self.unwatched():
             self.fetch_from_trainer()
             with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                self.replaced()  # the program must still fit the model
                 tensors = self.tensors()
                 self.end_overlay()
                 end_overlays(tensors.values())
@@ -260,6 +306,8 @@ class HostWeights:
             end_overlays(host.values())
             values = memory.download()
             for name, tensor in host.items():
+                if self._known is not None and not self._known.is_known(name, tensor):
+                    continue  # new since the last call: the device does not have its value, but will get it
                 value = values[name]
                 if name in self._groups:
                     value = self._groups[name].to_host(value)

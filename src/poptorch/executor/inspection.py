@@ -28,7 +28,9 @@ def tensor_names(session: Session | None) -> list[str]:
 def anchored_tensor(session: Session | None, short_name: str) -> torch.Tensor:
     """The value that an anchored tensor had in the latest call."""
     anchored = session.anchored if session is not None else {}
-    assert short_name in anchored, f"No tensor with name {short_name} found"
+    assert short_name in anchored, (
+        f"No tensor with name {short_name} found. Call Options.anchorTensor() before the model is wrapped, and run it."
+    )
     return anchored[short_name]
 
 

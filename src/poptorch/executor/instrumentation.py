@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -19,10 +19,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from poptorch.capture.tables import note_shallow_copy
 from poptorch.errors import createPoptorchError
+from poptorch.executor.changes import changes
 from poptorch.executor.turns import Turns
 
 _MARK = "_poptorch_watcher"
 _EXECUTOR = "_poptorch_executor"
+_FREEZING = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
+"""Functions that decide whether a parameter is trained."""
 
 
 class Watcher(Protocol):
@@ -58,6 +61,11 @@ def is_instrumented(model: nn.Module) -> bool:
     return hasattr(type(model), _MARK)
 
 
+def own_class(model: nn.Module) -> type[nn.Module]:
+    """The class that the user wrote."""
+    return type(model).__mro__[1] if is_instrumented(model) else type(model)
+
+
 def watcher_of(model: nn.Module) -> Watcher | None:
     """The weights of the live training executor of an instrumented model, or ``None``."""
     reference: weakref.ref[Watcher] | None = getattr(type(model), _MARK, None)
@@ -87,14 +95,28 @@ def instrument(model: nn.Module, watcher: Watcher, executor: Destroyable) -> Non
             "before wrapping again."
         )
     reference = weakref.ref(watcher)
+    _watch_tensors(model, reference)
+    model.__class__ = _watched_model(type(model), reference, weakref.ref(executor))
+
+
+def _watch_tensors(model: nn.Module, reference: weakref.ref[Watcher]) -> None:
+    """Let the parameters and buffers of a model that are not watched yet fetch their values."""
     parameter_class = _watched_tensor(nn.Parameter, reference)
     buffer_class = _watched_tensor(torch.Tensor, reference)
     for parameter in _unique(model.named_parameters()):
         if type(parameter) is nn.Parameter:
             parameter.__class__ = parameter_class
     for buffer in _unique(model.named_buffers()):
-        buffer.__class__ = buffer_class
-    model.__class__ = _watched_model(type(model), reference, weakref.ref(executor))
+        if type(buffer) is torch.Tensor:
+            buffer.__class__ = buffer_class
+
+
+def exchange(model: nn.Module, watcher: Watcher, old: Iterable[torch.Tensor]) -> None:
+    """Watch the tensors that the model has now; the ``old`` ones are ordinary tensors again."""
+    for tensor in old:
+        if is_watched_by(tensor, watcher):
+            tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+    _watch_tensors(model, weakref.ref(watcher))
 
 
 def restore(model: nn.Module) -> None:
@@ -167,6 +189,8 @@ def _watched_tensor(base: type, reference: weakref.ref[Watcher]) -> type:
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             _fetch(reference)
+            if func in _FREEZING:
+                changes.note()
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
 
@@ -284,15 +308,14 @@ def plain_view(model: nn.Module) -> nn.Module:
     """
     if not is_instrumented(model):
         return model
-    view: nn.Module = object.__new__(type(model).__mro__[1])
+    view: nn.Module = object.__new__(own_class(model))
     view.__dict__ = model.__dict__
     return view
 
 
 def plain_shallow_copy(model: nn.Module) -> nn.Module:
     """Like :func:`shallow_copy`, in the user's own class even if the model is instrumented."""
-    base = type(model).__mro__[1] if is_instrumented(model) else type(model)
-    copied: nn.Module = _shallow_copy(model, base)
+    copied: nn.Module = _shallow_copy(model, own_class(model))
     return copied
 
 

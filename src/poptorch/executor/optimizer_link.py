@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from poptorch.compiler.lowering import restrict
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
+from poptorch.executor.replacements import Replacement
 from poptorch.executor.state_names import StateNames
 from poptorch.executor.turns import Turns, in_turn
 from poptorch.optim import SGD, bridge
@@ -35,6 +37,11 @@ def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> No
     Traceback (most recent call last):
     poptorch.errors.Error: ...
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise createPoptorchError(
+            f"Expected an optimizer of poptorch.optim or torch.optim, got an object of {type(optimizer)}. For a "
+            "schedule of learning rates, pass the optimizer that it changes, after each step of the schedule."
+        )
     own = {id(parameter) for model in models for parameter in model.parameters()}
     given = [
         (f"parameter {position} of group {index}, of shape {list(parameter.shape)},", parameter)
@@ -232,6 +239,28 @@ class OptimizerLink:
         self.optimizer, self.spec = optimizer, new
         self.connect()
 
+    def check_not_replaced(self, optimizer: torch.optim.Optimizer, replaced: Mapping[str, Replacement]) -> None:
+        """Refuse an optimizer with parameters that were part of the model once."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, replacement in replaced.items():
+            if id(replacement.old) in held:
+                raise createPoptorchError(
+                    f"Parameter {name} of the model was replaced by another one after the model was compiled. The "
+                    "optimizer still has the old one, which is no parameter of the model any more. Create an optimizer "
+                    "with the parameters() of the model and pass it to setOptimizer(), or call destroy() on the "
+                    "executor and wrap the model again."
+                )
+
+    def follow(self, replaced: Mapping[str, Replacement]) -> None:
+        """Let the compiled update, and the state on the device, belong to the new parameters."""
+        if self._compiled is None or not replaced:
+            return
+        new = {id(replacement.old): replacement.new for replacement in replaced.values()}
+        self.spec, self._compiled = _with_parameters(self.spec, new), _with_parameters(self._compiled, new)
+        self._used = frozenset(id(p) for g in self._compiled.groups for p in g.parameters)
+        names: Any = {new.get(id(p), p): name for p, name in self._names.names.items()}
+        self._names = dataclasses.replace(self._names, names=names)
+
     def read_back(self) -> None:
         """Fetch state that the device has newer, or that an optimizer took over and has not seen yet."""
         if self._engine is not None and self._compiled is not None:
@@ -258,6 +287,15 @@ def loss_type(program: Program) -> torch.dtype:
     if program.loss_result is None:
         return torch.float32
     return value_of(program.output_values()[program.loss_result]).dtype
+
+
+def _with_parameters(spec: OptimizerSpec, new: Mapping[int, Any]) -> OptimizerSpec:
+    """The same description, with other parameters in the places of those with these ids."""
+    groups: Any = tuple(
+        dataclasses.replace(group, parameters=tuple(new.get(id(p), p) for p in group.parameters))
+        for group in spec.groups
+    )
+    return dataclasses.replace(spec, groups=groups)
 
 
 def _variables(spec: OptimizerSpec) -> list[Any]:

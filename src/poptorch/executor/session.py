@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from poptorch._logging import backend, logger, set_repeat_limit
-from poptorch.capture.arguments import BoundCall, InputNormaliser
+from poptorch.capture.arguments import BoundCall, InputNormaliser, check_device
 from poptorch.capture.front_end import FrontEnd
 from poptorch.capture.structure import unflatten
 from poptorch.compiler.lowering import STAGES, lower_for_device
@@ -27,6 +27,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
+from poptorch.executor.changes import changes
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job
@@ -227,7 +228,7 @@ class Session:
     def attach(self) -> None:
         """Reserve a device for the program and load everything on it."""
         if self.is_attached:
-            raise createPoptorchError("Device is already attached")
+            raise createPoptorchError("Device is already attached. Call detachFromDevice() before attaching again.")
         self._target.attach(self.executable.device.ipus_per_replica)
         self._upload()
         self._load()
@@ -241,7 +242,7 @@ class Session:
     def detach(self) -> None:
         """Bring everything to the host and release the device; the program is kept."""
         if not self.is_attached:
-            raise createPoptorchError("Device is not attached")
+            raise createPoptorchError("Device is not attached. Call attachToDevice(), or run the model, before this.")
         self._random.read()
         self.wrapped.weights.download_if_needed()
         if self.wrapped.link is not None:
@@ -265,6 +266,19 @@ class Session:
             with weights.unwatched():
                 link.read_back_alone()
         self._upload()
+
+    def take_replacements(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Run with the tensors that the user has put into the model in place of others since the last call.
+
+        ``optimizer`` is one that is about to be used instead of the current one.
+        """
+        weights, link, count = self.wrapped.weights, self.wrapped.link, changes.count
+        replaced = weights.replaced()
+        if link is not None:
+            with weights.unwatched():
+                link.check_not_replaced(link.optimizer if optimizer is None else optimizer, replaced)
+                link.follow(replaced)
+        weights.take(replaced, self.engine, count)
 
     def _upload(self) -> None:
         with self.engine.trace.span(SpanKind.WEIGHTS_TO_DEVICE):
@@ -312,8 +326,13 @@ class Session:
         if self.is_traced:
             layout.check_traced_count(call)
         given = layout.tensors_of(call)
+        for tensor in given:
+            if not tensor.is_cpu:
+                self._refuse_device(given)
         if self._interface.written_inputs:
             self._interface.check_same(given)
+        if wrapped.weights.seen != changes.count:
+            self.take_replacements()
         if not wrapped.weights.is_complete:
             self._upload()
         if wrapped.link is not None:
@@ -333,6 +352,10 @@ class Session:
                 raise_explained(error, self.engine, inputs)
         self._after_run(given, inputs)
         return self._rebuild(results)
+
+    def _refuse_device(self, given: Sequence[torch.Tensor]) -> None:
+        for tensor, spec in zip(given, self._interface.layout.specs, strict=True):
+            check_device(tensor, spec.path)
 
     def _measured(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._reporter is None:

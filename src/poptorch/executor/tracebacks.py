@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from poptorch.runtime.failures import job_of
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _GENERATED = ("<poptorch ", "<native code ", "<eval_with_key>", "<string>", "<frozen ")
+_CONTEXT_MANAGERS = contextlib.__file__
 _INDUCTOR = "torchinductor_"
 """Part of the name of the folder in which Inductor keeps the code that it generates."""
 
@@ -66,11 +68,16 @@ def _fold(error: BaseException) -> None:
         kept = [trace for trace in _entries(one.__traceback__) if _is_users(trace)]
         one.__traceback__ = _chain(kept)
         before = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-        if before is not None and _innermost(before) == _innermost(one):
-            # The same failure in other words: telling it twice tells nothing more.
+        if before is not None and _tells_no_more(before, one):
             one.__cause__, one.__suppress_context__ = None, True
             before = None
         one = before
+
+
+def _tells_no_more(before: BaseException, error: BaseException) -> bool:
+    """Whether two errors are the same failure: they come from one line, or one says what the other does."""
+    place = _innermost(before)
+    return place == _innermost(error) or (place is None and str(before) in str(error))
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
@@ -97,4 +104,4 @@ def _innermost(error: BaseException) -> tuple[str, int] | None:
 
 def _is_users(trace: TracebackType) -> bool:
     name = trace.tb_frame.f_code.co_filename
-    return not name.startswith((_PACKAGE, _TORCH, *_GENERATED)) and _INDUCTOR not in name
+    return not name.startswith((_PACKAGE, _TORCH, _CONTEXT_MANAGERS, *_GENERATED)) and _INDUCTOR not in name

@@ -19,6 +19,7 @@ from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.request import loop_of, micro_batch_inputs
 from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
+from poptorch.executor.tracebacks import folded, folding
 from poptorch.experimental.arguments import check_dense
 from poptorch.experimental.compiled import (
     CompiledCode,
@@ -117,7 +118,14 @@ class IPUScope:
         stack, self._open = self._open, None
         if value is not None:
             stack.__exit__(exc_type, value, traceback)
+            if isinstance(value, Exception):
+                folded(value)  # the block runs in the user's own frame, where no function of ours could do it
             return
+        self._end(stack)
+
+    @folding
+    def _end(self, stack: ExitStack) -> None:
+        """Close a block that has come to its end, and compile it."""
         with stack:
             recording = self._finished()
         if recording is not None:
@@ -145,19 +153,23 @@ class IPUScope:
         self._captured()
         self._code = self._compiled(filename)
 
+    @folding
     def __call__(self, *args: torch.Tensor) -> Any:
         """Run the block on other tensors, in the order of the inputs; returns what ``outputs`` was given."""
         self._captured()
         if self._code is None:
             raise createPoptorchError("The block was captured with skip_compilation=True: call loadExecutable() first.")
         if len(args) != len(self._inputs):
-            raise createPoptorchError(f"The block has {len(self._inputs)} inputs, but {len(args)} were given.")
+            raise createPoptorchError(
+                f"The block has {len(self._inputs)} inputs, but {len(args)} were given. Pass a tensor for each of them."
+            )
         return self._code.run(self._call(args))
 
     def _captured(self) -> Recording:
         if self._recording is None:
             raise createPoptorchError(
-                "There is no program: the block of the IPUScope has not called outputs(), or has not ended."
+                "There is no program: the block of the IPUScope has not called outputs(), or has not ended. "
+                "Call outputs() in it with what it returns."
             )
         return self._recording
 

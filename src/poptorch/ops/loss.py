@@ -17,7 +17,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     >>> identity_loss(torch.tensor([1.0, 3.0]), reduction="mean")
     tensor(2.)
     """
-    assert reduction in _REDUCTIONS, "Unsupported reduction type!"
+    assert reduction in _REDUCTIONS, f"Unsupported reduction type! Use one of {_REDUCTIONS}, not {reduction!r}."
     require_tensor(x, "poptorch.identity_loss")
     if reduction == "sum":
         value = x.sum()

@@ -134,7 +134,10 @@ class MultiConv:
 
     def _check_counts(self, convolutions: int) -> None:
         if convolutions == 0:
-            raise createPoptorchError("Unexpected end_multi_conv: the poptorch.MultiConv scope has no convolution.")
+            raise createPoptorchError(
+                "Unexpected end_multi_conv: the poptorch.MultiConv scope has no convolution. Call convolutions in it, "
+                "or leave it out."
+            )
         for name, value in (
             ("availableMemoryProportions", self._available_memory_proportions),
             ("partialsTypes", self._partials_types),

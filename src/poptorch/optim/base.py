@@ -99,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
         if any(key not in state for key in DEVICE_KEYS):
             raise RuntimeError(
                 "Only IPU optimizer states can be loaded onto the IPU. The dictionary has the keys "
-                f"{sorted(state)}; one from a poptorch optimizer also has {' and '.join(DEVICE_KEYS)}."
+                f"{sorted(state)}: pass one from a poptorch optimizer, which also has {' and '.join(DEVICE_KEYS)}."
             )
         self._device_state = {key: state[key] for key in DEVICE_KEYS}
         self._params_are_loaded = True

@@ -32,7 +32,7 @@ def check_ranges(spec: OptimizerSpec) -> None:
     """
     scaling = spec.loss_scaling.value
     if scaling == 0 or not math.isfinite(scaling):
-        raise backend_error(f"Loss scaling cannot be 0, NaN or infinite, but it is {scaling}; 1.0 means no scaling")
+        raise backend_error(f"Loss scaling cannot be 0, NaN or infinite, but it is {scaling}. Set 1.0 for no scaling")
     if math.isnan(spec.max_grad_norm):
         raise backend_error("Maximum norm of gradients cannot be NaN; leave max_grad_norm out for no clipping")
     if spec.strategy == MeanReductionStrategy.PostAndLoss:

@@ -182,4 +182,9 @@ def _mention_ignored(index: int, old: GroupSpec, new: GroupSpec) -> None:
 
 
 def _refused(reason: str) -> Error:
-    return backend_error(f"New optimizer is not a valid replacement. {reason}")
+    advice = "" if "destroy()" in reason else " To use it, call destroy() on the model and wrap it again."
+    return backend_error(f"New optimizer is not a valid replacement. {_sentence(reason)}{advice}")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."

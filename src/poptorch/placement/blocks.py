@@ -91,8 +91,8 @@ def _checked_ipu(ipu_id: Any, block_id: Hashable) -> int | None:
         index = -1
     if index < 0:
         raise createPoptorchError(
-            f"Block '{block_id}' asks for ipu_id={ipu_id!r}: an IPU index is an integer, counted from 0 "
-            "inside the device that one replica occupies."
+            f"Block '{block_id}' asks for ipu_id={ipu_id!r}: an IPU index must be an integer, counted from "
+            "0 inside the device that one replica occupies."
         )
     return index
 

@@ -39,7 +39,7 @@ class Stage:
 
     def __init__(self, *block_ids: BlockId) -> None:
         wrong = [block for block in block_ids if not isinstance(block, str)]
-        require(not wrong, f"Block IDs are supposed to be strings, but got {wrong!r}.")
+        require(not wrong, f"Block IDs are supposed to be strings, but got {wrong!r}. Use names of blocks.")
         self._blocks = tuple(block_ids)
         self._ipu: int | None = None
 
@@ -147,7 +147,7 @@ class ExecutionStrategy:
 
     def _add(self, stage: Stage, number: int) -> None:
         for block in stage.blocks:
-            require(block not in self._slots, f"{block} associated with more than one stage")
+            require(block not in self._slots, f"{block} associated with more than one stage. List it once")
             self._slots[block] = _Slot(stage, number)
 
     def _expected(self, block_id: Hashable) -> _Slot:

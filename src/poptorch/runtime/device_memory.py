@@ -62,9 +62,14 @@ class DeviceMemory:
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite all weights and buffers; every replica gets the same values."""
+        self.write_some({name: tensors[name] for name in (*self._parameter_names, *self._buffer_names)})
+
+    def write_some(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the weights and buffers of these names."""
         for name, target in self.parameters.items():
-            target.copy_(tensors[name])
-        self.write_buffers(tensors, self._buffer_names)
+            if name in tensors:
+                target.copy_(tensors[name])
+        self.write_buffers(tensors, [name for name in self._buffer_names if name in tensors])
 
     def write_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
         """Overwrite some buffers on all replicas."""
@@ -90,9 +95,12 @@ class DeviceMemory:
                 tensor.set_(arranged.untyped_storage(), 0, arranged.shape, arranged.stride())
         self.changed()
 
-    def replica_parameter(self, replica: int, name: str) -> torch.Tensor:
-        """A parameter as one replica of this process sees it: its own row, where replicas have values of their own."""
-        grouping, whole = self._groups.get(name), self.parameters[name]
+    def replica_parameter(self, replica: int, name: str, whole: torch.Tensor | None = None) -> torch.Tensor:
+        """A parameter as one replica of this process sees it: its own row, where replicas have values of their own.
+
+        ``whole`` are the values of all replicas, if not those that the device holds.
+        """
+        grouping, whole = self._groups.get(name), self.parameters[name] if whole is None else whole
         return whole if grouping is None else whole[grouping.group_of(self._loop.global_replica(replica))]
 
     def replica_buffer(self, replica: int, name: str) -> torch.Tensor:

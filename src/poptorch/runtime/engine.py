@@ -88,6 +88,10 @@ class Engine:
         if self.parallel is not None:
             self.parallel.bind(self.memory)
 
+    def upload_some(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the host parameters and buffers of these names to the device, which has been loaded before."""
+        self.memory.write_some(tensors)
+
     def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
         """Copy some host buffers to the device."""
         self.memory.write_buffers(tensors, names)

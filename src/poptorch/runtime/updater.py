@@ -49,7 +49,7 @@ class Updater:
         """A number that steers the update: of the first group that has it, or of the parameter that the name says."""
         assert self._update is not None
         scalar, specific, parameter = name.partition(SPECIFIC)
-        groups = zip(self._update.parameters, self._hyper_now(), strict=True)
+        groups = zip(self._update.parameters, self.hyper_now(), strict=True)
         return next(hyper[scalar] for members, hyper in groups if parameter in members or not specific)
 
     def arrange(self, code: HostCode) -> None:
@@ -74,7 +74,7 @@ class Updater:
             with trace.span(SpanKind.EXCHANGE):
                 gradients = exchange.scatter(gradients, update.held) if update.held else exchange.reduce(gradients)
         with trace.span(SpanKind.UPDATE):
-            hyper = self._hyper_now()
+            hyper = self.hyper_now()
             try:
                 if code.shards:
                     update_shards(update, code.shards, parameters, gradients, self._state, hyper)
@@ -146,7 +146,8 @@ class Updater:
         whole.view(-1)[slice(*update.held[name])] = tensor
         return whole
 
-    def _hyper_now(self) -> Sequence[Mapping[str, torch.Tensor]]:
+    def hyper_now(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        """The variable attributes of each parameter group, with the factor of automatic loss scaling."""
         if self._scale.scaler is None:
             return self.hyper
         factor = self._scale.scaler.factor.double()

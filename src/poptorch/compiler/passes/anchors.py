@@ -64,7 +64,7 @@ def anchor_values(program: Program, context: Context) -> str:
             hint = f" Did you mean one of {close}?" if close else ""
             raise createPoptorchError(
                 f"Cannot anchor {name!r}: the compiled model has no tensor of this name.{hint} "
-                "getTensorNames() of a compiled model lists all names."
+                "Use a name that getTensorNames() of the compiled model lists."
             )
         found.append((Output(OutputKind.ANCHOR, name), value))
     program.set_outputs([*program.returned(), *found])

@@ -11,6 +11,7 @@ from poptorch._logging import warn_once
 from poptorch.compiler.passes.summary import summary
 from poptorch.errors import createPoptorchError
 from poptorch.program.graphs import insert_call, storage_root
+from poptorch.program.opinfo import has_info, info_of
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, is_write, value_of
 
@@ -31,10 +32,15 @@ def narrow_result(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(NARROWED.get(tensor.dtype, tensor.dtype))
 
 
-def check_returnable(dtype: torch.dtype) -> None:
-    """Refuse element types that the device cannot send to the host."""
+def check_returnable(dtype: torch.dtype, value: fx.Node | None = None) -> None:
+    """Refuse element types that the device cannot send to the host; ``value`` is what has this type."""
     if dtype not in _RETURNABLE:
-        raise createPoptorchError(f"Returning a {dtype} is not supported")
+        source = info_of(value).source if value is not None and has_info(value) else None
+        where = "" if source is None else f" (computed at {source})"
+        how = "torch.view_as_real(x)" if dtype.is_complex else "x.float()"
+        raise createPoptorchError(
+            f"Returning a {dtype} is not supported{where}. Convert it in forward(), for instance with {how}."
+        )
 
 
 def own_outputs(program: Program, context: Context) -> str:
@@ -58,7 +64,7 @@ def own_outputs(program: Program, context: Context) -> str:
 
 def _narrowed(program: Program, value: fx.Node, end: fx.Node) -> fx.Node:
     dtype = value_of(value).dtype
-    check_returnable(dtype)
+    check_returnable(dtype, value)
     if dtype not in NARROWED:
         return value
     warn_once(

@@ -16,8 +16,8 @@ from torch import fx
 
 from poptorch.errors import createPoptorchError
 from poptorch.host.interpret.half import is_arithmetic
+from poptorch.host.interpret.lines import described
 from poptorch.ops.traits import Kind, traits_of
-from poptorch.program.opinfo import Sweep, info_of
 
 _BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.ACTIVATION, Kind.COPY})
 """Operations whose results depend on the operands at the same place alone, if the shapes say so."""
@@ -37,14 +37,8 @@ class Check:
     """Looks at the result and the operands of one operation, and knows what to say about it when it fails."""
 
     def __init__(self, node: fx.Node) -> None:
-        info = info_of(node)
-        traits = traits_of(node)
-        self._divides = traits.divides
-        self._value = node.name
-        sweep = {Sweep.BACKWARD: " of the backward pass", Sweep.UPDATE: " of the weight update"}
-        scope = f" in {info.scope}" if info.scope else ""
-        source = f", from {info.source}" if info.source is not None else ""
-        self._where = f"{traits.name!r} (%{self._value}){sweep.get(info.sweep, '')}{scope}{source}"
+        self._divides = traits_of(node).divides
+        self._where = described(node)
 
     def fault(self, result: Any, operands: tuple[Any, ...]) -> str | None:
         """What is wrong; ``None``: nothing."""
@@ -55,7 +49,7 @@ class Check:
         if what is None:
             return
         raise createPoptorchError(
-            f"Floating point exception: {what} in operation {self._where}. The values of this call are lost, the model "
+            f"Floating point exception: {what} in {self._where}. The values of this call are lost, the model "
             "can be called again. options.Precision.enableFloatingPointExceptions(False) lets such values through."
         )
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from poptorch.ops.traits import traits_of
+from poptorch.program.opinfo import Sweep, info_of
 from poptorch.program.program import Port
 
 TABLE = "__operations__"
@@ -18,6 +20,18 @@ _FIRST_LINE = 2
 
 Watch = Callable[[fx.Node, Any, Mapping[fx.Node, Any]], None]
 """Is told of an operation, its result and its operands, right after the operation."""
+
+
+_SWEEPS = {Sweep.BACKWARD: " of the backward pass", Sweep.UPDATE: " of the weight update"}
+
+
+def described(node: fx.Node) -> str:
+    """An operation in words: its name, its pass, its module and its line."""
+    info = info_of(node)
+    name = traits_of(node).name or str(node.target)
+    module = f" in module {info.scope.replace('/', '.')!r}" if info.scope else ""
+    source = f", at {info.source}" if info.source is not None else ""
+    return f"operation {name!r}{_SWEEPS.get(info.sweep, '')}{module}{source}"
 
 
 @dataclass
