@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -164,7 +165,7 @@ def test_the_code_goes_on_after_it_has_handed_gradients_out(twin: Twin) -> None:
     hands = [number for number, line in enumerate(lines) if "hand(" in line and "def " not in line]
     assert len(hands) == LAYERS
     products = [number for number, line in enumerate(lines) if "_mm_" in line]
-    for before, after in zip(hands, hands[1:], strict=False):
+    for before, after in itertools.pairwise(hands):
         assert any(before < number < after for number in products)
 
 
