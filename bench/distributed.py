@@ -147,7 +147,7 @@ def ddp(task: Task) -> Step:
     from torch.nn.parallel import DistributedDataParallel
 
     model, data = prepared(task)
-    parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    parallel = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
     return _training(parallel, data, sgd(parallel))
 
 
@@ -157,7 +157,7 @@ def zero(task: Task) -> Step:
     from torch.nn.parallel import DistributedDataParallel
 
     model, data = prepared(task)
-    parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    parallel = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.AdamW, lr=1e-4)
     return _training(parallel, data, optimizer)
 

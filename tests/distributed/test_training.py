@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_exchange_during_back_propagation_gives_the_same_bits_as_afterwards(trained: Path, tmp_path: Path) -> None:
     processes.run(PROGRAM, 2, str(tmp_path), str(1 << 40), *ALL_AT_ONCE)
     for name in ALL_AT_ONCE:
@@ -38,7 +38,7 @@ def test_the_exchange_during_back_propagation_gives_the_same_bits_as_afterwards(
             assert all(torch.equal(value, late[key]) for key, value in early.items()), name
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("count", "name"), [(2, n) for n in OF_TWO] + [(4, n) for n in OF_FOUR])
 def test_replicas_may_be_in_any_process(count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")

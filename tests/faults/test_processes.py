@@ -12,7 +12,7 @@ import processes
 
 PROGRAM = processes.TESTS / "distributed_faults.py"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize(("what", "lost"), [("killed", 2), ("first_killed", 0)])

@@ -60,11 +60,11 @@ class RoundExchange:
         with self._lock:
             self._early[bucket] = gradients
             while self._next in self._early:
+                while self._held and len(self._under_way) >= _UNDER_WAY:
+                    self._land()
                 transfer = self._exchange.start(self._early.pop(self._next), self._held)
                 self._under_way.append((self._next, transfer))
                 self._next = (self._next + 1) % len(self._names)
-                while self._held and len(self._under_way) > _UNDER_WAY:
-                    self._land()
 
     def _land(self) -> None:
         bucket, transfer = self._under_way.popleft()
