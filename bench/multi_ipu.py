@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from two_processes import Step, TwoProcesses, answer, gloo, seconds_per_step
 
 if TYPE_CHECKING:
     import poptorch
@@ -39,7 +39,6 @@ MICRO_BATCHES = 8
 STEPS = 4
 """In one turn."""
 
-Step = Callable[[], object]
 Turn = Callable[[int], float]
 """Runs so many steps; the median of their seconds."""
 
@@ -111,17 +110,6 @@ def batch(kind: str, shape: Shape, micro_batches: int) -> tuple[torch.Tensor, to
     if kind == "bert":
         size = (micro_batches * shape.rows, shape.sequence, shape.width)
     return torch.randn(size, generator=generator), torch.randn(size, generator=generator)
-
-
-def seconds_per_step(step: Step, steps: int) -> float:
-    """The median of some steps, after one that nobody counts: others have used the caches."""
-    step()
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 # -- ours ----------------------------------------------------------------------------------------------------------
@@ -270,53 +258,11 @@ def eager(kind: str, shape: Shape) -> Step:
     return step
 
 
-class TwoProcesses:
-    """This file twice under gloo, waiting for its turns."""
-
-    def __init__(self, worker: str, kind: str, shape: Shape) -> None:
-        self._worker = worker
-        command = [sys.executable, __file__, "--worker", worker, "--kind", kind, "--shape", *shape.arguments()]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        base["OMP_NUM_THREADS"] = "1"
-        self._processes = [
-            subprocess.Popen(
-                command, env={**base, "RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for rank in (0, 1)
-        ]
-
-    def turn(self, steps: int) -> float:
-        """Seconds of one of some steps; the slower process counts."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{steps}\n")
-            process.stdin.flush()
-        lines = [process.stdout.readline() for process in self._processes if process.stdout is not None]
-        if not all(lines):
-            raise RuntimeError(f"{self._worker} failed")
-        return max(map(float, lines))
-
-    def end(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
-
-
 def run_worker(name: str, kind: str, shape: Shape) -> None:
     """A peer's process: as many steps as each line of the input says."""
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
-        step = PEERS[name](kind, shape)
-        for line in sys.stdin:
-            print(seconds_per_step(step, int(line)), flush=True)
-    finally:
-        dist.destroy_process_group()
+    with gloo():
+        answer(lambda: PEERS[name](kind, shape))
 
 
 PEERS = {"pipelining": pipelining_worker, "ddp": ddp_worker, "library": library_worker}
@@ -334,7 +280,8 @@ def row(name: str, mine: float, other: float, wanted: float | None = None) -> No
 def table(shapes: Sequence[tuple[str, Shape]], rounds: int, level: str) -> None:
     print(f"{f'ms per step, level {level}':<58} {'ours':>9} {'other':>9} {'ratio':>8}")
     for kind, shape in shapes:
-        peers = {name: TwoProcesses(name, kind, shape) for name in PEERS}
+        size = shape.arguments()
+        peers = {name: TwoProcesses(__file__, "--worker", name, "--kind", kind, "--shape", *size) for name in PEERS}
         try:
             times = take_turns(contenders(kind, shape, peers), rounds)
         finally:

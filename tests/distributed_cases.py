@@ -1,8 +1,8 @@
 """Small trainings that give the same weights however their replicas are spread over processes.
 
 A test computes one with all replicas in its own process, and starts this file as a program for the others:
-``python distributed_cases.py <process> <processes> <folder> <case>...`` trains the cases one after the other, and
-writes what it got to ``<folder>/<case>-<process>.pt``.
+``python distributed_cases.py <process> <processes> <folder> <bytes> <case>...`` trains the cases one after the other,
+and writes what it got to ``<folder>/<case>-<process>.pt``. Gradients of so many bytes leave together.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch.host import build
 
 STEPS = 3
 ROWS = 4
@@ -82,6 +83,12 @@ def automatic_loss_scaling(options: poptorch.Options) -> None:
 def sharded_state(options: poptorch.Options) -> None:
     location = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
     options.TensorLocations.setOptimizerLocation(location.minElementsForReplicatedTensorSharding(4))
+
+
+def sharded_accumulators(options: poptorch.Options) -> None:
+    sharded_state(options)
+    location = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    options.TensorLocations.setAccumulatorLocation(location.minElementsForReplicatedTensorSharding(4))
 
 
 def sharded_and_running_mean(options: poptorch.Options) -> None:
@@ -154,12 +161,16 @@ CASES = {
     "loss scaling": Case(half=True, options=automatic_loss_scaling, accumulation=2),
     "running mean": Case(accumulation=2, options=running_mean),
     "two replicas each": Case(replicas=4, optimizer=adamw),
+    "two replicas each, sgd": Case(replicas=4),
+    "two replicas each, lamb": Case(replicas=4, optimizer=lamb),
+    "two replicas each, all": Case(replicas=4, half=True, options=automatic_loss_scaling, accumulation=2),
     "pipelined": Case(accumulation=4, model={"pipelined": True}),
     "pipelined replicas": Case(replicas=4, accumulation=4, model={"pipelined": True}, optimizer=adamw),
     "own buffers": Case(options=own_buffers, model={"norm": True}),
     "dropout": Case(replicas=4, model={"dropout": 0.5}),
     "sharded": Case(options=sharded_state, optimizer=adamw, replicas=4),
     "sharded with running mean": Case(options=sharded_and_running_mean, accumulation=2),
+    "sharded accumulators": Case(options=sharded_accumulators, optimizer=adamw, accumulation=3),
     "groups": Case(replicas=4, make=Own, model={"groups": 2}),
     "groups across processes": Case(
         replicas=4, make=Own, model={"groups": 2}, optimizer=lamb, grouping=poptorch.CommGroupType.Orthogonal
@@ -176,7 +187,8 @@ CASES = {
 
 
 def main() -> None:
-    process, processes, folder, *cases = sys.argv[1:]
+    process, processes, folder, size, *cases = sys.argv[1:]
+    build.EXCHANGE_BYTES = int(size)
     for name in cases:
         torch.save(CASES[name].train(int(process), int(processes)), f"{folder}/{name}-{process}.pt")
 

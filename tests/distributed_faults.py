@@ -19,6 +19,11 @@ from torch import nn
 import poptorch
 from distributed_cases import FEATURES, ROWS, Net
 from poptorch.distributed import process_group
+from poptorch.distributed.exchange import ProcessExchange
+from poptorch.host import build
+
+BUCKETS = 4
+"""Of the model here, when each gradient leaves by itself."""
 
 
 class Stochastic(nn.Module):
@@ -100,6 +105,46 @@ def ended(process: int, processes: int) -> None:
     train_until(process, processes, lambda step: sys.exit(0) if (process, step) == (1, 3) else None)
 
 
+def in_the_middle(what: Callable[[], None], process: int, at: int, processes: int) -> None:
+    """Something happens to a process when some gradients of the fourth step have left, and others have not."""
+    build.EXCHANGE_BYTES = 1
+    started = 0
+    start = ProcessExchange.start
+
+    def disturbed(self: ProcessExchange, gradients: Any, held: Any) -> Any:
+        nonlocal started
+        started += 1
+        if process == at and started == 3 * BUCKETS + 2:
+            what()
+        return start(self, gradients, held)
+
+    ProcessExchange.start = disturbed  # type: ignore[method-assign]
+    train_until(process, processes, lambda step: None)
+
+
+def killed_in_the_middle(process: int, processes: int) -> None:
+    in_the_middle(lambda: os.kill(os.getpid(), signal.SIGKILL), process, 1, processes)
+
+
+def stopped_in_the_middle(process: int, processes: int) -> None:
+    in_the_middle(lambda: os.kill(os.getpid(), signal.SIGSTOP), process, 1, processes)
+
+
+def failed_in_the_middle(process: int, processes: int) -> None:
+    """A process whose call fails goes on, and finds that the job has ended."""
+
+    def fail() -> None:
+        raise poptorch.Error("something else")
+
+    build.EXCHANGE_BYTES = 1
+    try:
+        in_the_middle(fail, process, 1, processes)
+    except SystemExit:
+        if process == 1:
+            train_until(process, processes, lambda step: None)
+        raise
+
+
 def restarted(process: int, processes: int, folder: str) -> None:
     """Killed in the middle, then started again from what was saved, then trained without a disturbance."""
     saved = Path(folder) / f"{process}.pt"
@@ -156,9 +201,9 @@ def undisturbed(process: int, processes: int) -> None:
     print("weights:", sum(p.double().sum().item() for p in model.parameters()))
 
 
-def late(process: int, processes: int) -> None:
+def late(process: int, processes: int, seconds: str) -> None:
     if process == 1:
-        time.sleep(30)
+        time.sleep(float(seconds))
     train_until(process, processes, lambda step: None, steps=2)
 
 

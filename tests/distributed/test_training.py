@@ -13,6 +13,7 @@ from distributed_cases import CASES, ROWS, STEPS
 
 PROGRAM = processes.TESTS / "distributed_cases.py"
 OF_TWO = list(CASES)
+ALL_AT_ONCE = ["accumulation", "half", "pipelined", "two replicas each", "sharded", "running mean"]
 OF_FOUR = ["sharded", "two replicas each", "dropout", "groups across processes", "pipelined replicas"]
 
 
@@ -22,11 +23,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     for count, names in ((2, OF_TWO), (4, OF_FOUR)):
         (folder / str(count)).mkdir()
-        processes.run(PROGRAM, count, str(folder / str(count)), *names)
+        processes.run(PROGRAM, count, str(folder / str(count)), "1", *names)
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
+def test_the_exchange_during_back_propagation_gives_the_same_bits_as_afterwards(trained: Path, tmp_path: Path) -> None:
+    processes.run(PROGRAM, 2, str(tmp_path), str(1 << 40), *ALL_AT_ONCE)
+    for name in ALL_AT_ONCE:
+        for process in range(2):
+            early = torch.load(trained / "2" / f"{name}-{process}.pt")
+            late = torch.load(tmp_path / f"{name}-{process}.pt")
+            assert early.keys() == late.keys()
+            assert all(torch.equal(value, late[key]) for key, value in early.items()), name
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("count", "name"), [(2, n) for n in OF_TWO] + [(4, n) for n in OF_FOUR])
 def test_replicas_may_be_in_any_process(count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")

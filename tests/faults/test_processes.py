@@ -12,7 +12,7 @@ import processes
 
 PROGRAM = processes.TESTS / "distributed_faults.py"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 LONG_PATIENCE = 2 * processes.PATIENCE
 """Seconds for four processes: twice as many as most jobs here have."""
@@ -48,7 +48,34 @@ def test_a_stopped_process_trips_the_time_out() -> None:
     assert "is stopped and does not answer" in output
 
 
-@pytest.mark.timeout(600)
+def test_a_process_that_is_killed_between_two_buckets_is_named() -> None:
+    with processes.Job(PROGRAM, 3, "killed_in_the_middle", seconds=100) as job:
+        pid = job.processes[1].pid
+        ended = job.wait()
+    assert ended[1].code == -signal.SIGKILL
+    for end in (ended[0], ended[2]):
+        assert end.code == 5, end.output
+        assert f"process 1 (pid {pid}" in end.output
+
+
+def test_a_process_that_is_stopped_between_two_buckets_trips_the_time_out() -> None:
+    with processes.Job(PROGRAM, 2, "stopped_in_the_middle", seconds=10) as job:
+        output, _ = job.processes[0].communicate(timeout=processes.PATIENCE)
+    assert job.processes[0].returncode == 5
+    assert "is stopped and does not answer" in output
+
+
+def test_a_call_that_fails_between_two_buckets_ends_the_job() -> None:
+    with processes.Job(PROGRAM, 3, "failed_in_the_middle", seconds=100) as job:
+        ended = job.wait()
+    assert [end.code for end in ended] == [5, 5, 5], ended[0].output
+    for rank, end in enumerate(ended):
+        assert "RecoverableError PARTITION_RESET" in end.output, f"process {rank}: {end.output}"
+        assert "process 1 (pid" in end.output
+        assert "has failed in the middle of a training step" in end.output
+    assert "Error : something else" in ended[1].output
+
+
 def test_a_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
     ended = []
     for _ in range(2):
@@ -84,8 +111,9 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in end.output
 
 
-def test_the_others_wait_for_a_process_that_comes_late(tmp_path: Path) -> None:
-    outputs = processes.run(PROGRAM, 2, "late", variables={"TMPDIR": str(tmp_path)})
+@pytest.mark.parametrize("seconds", ["3", pytest.param("30", marks=pytest.mark.exhaustive)])
+def test_the_others_wait_for_a_process_that_comes_late(seconds: str, tmp_path: Path) -> None:
+    outputs = processes.run(PROGRAM, 2, "late", seconds, variables={"TMPDIR": str(tmp_path)})
     assert all("went on to the end" in output for output in outputs)
     assert list(tmp_path.glob("poptorch-*/*")) == []  # where they found each other
 

@@ -22,6 +22,10 @@ sys.path.insert(0, str(HERE))
 
 from training import REPLICAS, ROWS, STEPS, train  # noqa: E402
 
+from distributed_cases import CASES  # noqa: E402
+from distributed_cases import ROWS as CASE_ROWS  # noqa: E402
+from distributed_cases import STEPS as CASE_STEPS  # noqa: E402
+
 pytestmark = pytest.mark.timeout(400)
 PATIENCE = 300
 TYPES = [torch.float16, torch.float32, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -162,6 +166,42 @@ def test_the_sample_with_poprun(tmp_path: Path, alone: dict[str, torch.Tensor]) 
     assert [one["devices"] for one in found] == [[True, True, False]] * 2, "the two IPUs of each part"
     assert_same_training(found, alone)
     assert not list((tmp_path / "vipu").glob("*.json")), "the partition went with the job"
+
+
+LAUNCHED = ["two replicas each, sgd", "two replicas each", "two replicas each, lamb", "two replicas each, all"]
+"""SGD, AdamW, LAMB; SGD with accumulation and float16 under automatic loss scaling."""
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, dict[str, torch.Tensor]]:
+    """What one process with four replicas gets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POPTORCH_CODEGEN", "interpret")
+        return {name: CASES[name].train() for name in LAUNCHED}
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("launcher", ["poprun", "torchrun", "mpirun"])
+def test_every_launcher_trains_the_weights_of_one_process(
+    launcher: str, processes: int, tmp_path: Path, expected: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    options = {
+        "poprun": [*poprun("--num-replicas=4", f"--num-instances={processes}"), sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"],
+        "mpirun": ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(processes)],
+    }
+    command = [mpirun(), *options["mpirun"], sys.executable] if launcher == "mpirun" else options[launcher]
+    _, found = run([*command, "launched.py", str(tmp_path), *LAUNCHED], tmp_path)
+    assert len(found) == processes
+    for name in LAUNCHED:
+        case, whole = CASES[name], expected[name]
+        bounds = {"terms": 1 if case.half else 4 * case.accumulation * CASE_ROWS, "steps": 4 * CASE_STEPS, "scale": 1.0}
+        for one in found:
+            weights = {key: value for key, value in one[name].items() if key.endswith(("weight", "bias"))}
+            assert weights
+            dtype = torch.float16 if case.half else None
+            assert_close_sums(weights, {key: whole[key] for key in weights}, **bounds, dtype=dtype)
+            assert all(torch.equal(value, found[0][name][key]) for key, value in weights.items())
 
 
 def test_the_others_name_an_instance_that_is_killed(tmp_path: Path) -> None:

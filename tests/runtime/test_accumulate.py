@@ -69,7 +69,7 @@ def test_the_accumulator_has_the_type_that_the_optimizer_chose() -> None:
 @pytest.mark.parametrize("order", itertools.permutations(range(3)))
 def test_the_order_of_arrival_does_not_change_the_sum(order: tuple[int, ...]) -> None:
     """In float32 these sums depend on the order of additions: (2**24 + 1) + 1 is 2**24, 2**24 + (1 + 1) is not."""
-    gradients = OrderedGradients(accumulating.executable(["w"], Loop(gradient_accumulation=3)), [["w"]])
+    gradients = OrderedGradients(accumulating.executable(["w"], Loop(gradient_accumulation=3)), [[["w"]]])
     values = (2.0**24, 1.0, 1.0)
     for micro in order:
         gradients.add(0, micro, 0, [torch.tensor([values[micro]])])

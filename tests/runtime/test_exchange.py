@@ -12,7 +12,18 @@ from torch import nn
 import poptorch
 from closeness import assert_close_sums
 from poptorch.program.loop import Loop
+from poptorch.runtime.exchange import Transfer
 from poptorch.runtime.random_numbers import RandomNumbers
+
+
+class Arrived:
+    """Gradients at the end of their way."""
+
+    def __init__(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        self._gradients = gradients
+
+    def take(self) -> Mapping[str, torch.Tensor]:
+        return self._gradients
 
 
 class Twin:
@@ -23,9 +34,12 @@ class Twin:
     def __init__(self) -> None:
         self.calls = 0
 
-    def reduce(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def start(self, gradients: Mapping[str, torch.Tensor], held: Mapping[str, tuple[int, int]]) -> Transfer:
         self.calls += 1
-        return {name: 2 * gradient for name, gradient in gradients.items()}
+        return Arrived({name: 2 * gradient for name, gradient in gradients.items()})
+
+    def abandon(self) -> None:
+        raise AssertionError("no call fails here")
 
     def sum_counts(self, count: int) -> int:
         return 2 * count

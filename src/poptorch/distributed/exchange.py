@@ -1,10 +1,11 @@
-"""Gradients and counts between processes: what an engine calls after accumulation and before the update."""
+"""Gradients and counts between processes: what an engine calls from the last back-propagation on until the update."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -51,6 +52,26 @@ class Rows:
         return zip(self.widths, room.split(list(self.widths.values()), dim=1), strict=True)
 
 
+class Transfer:
+    """Some gradients on their way."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Pending, Callable[[], Mapping[str, torch.Tensor]]]] = []
+
+    def add(self, pending: Pending, finish: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        """One more operation, and what to do after it."""
+        self._parts.append((pending, finish))
+
+    def take(self) -> Mapping[str, torch.Tensor]:
+        """Wait for the results, by parameter name; once."""
+        result: dict[str, torch.Tensor] = {}
+        parts, self._parts = self._parts, []
+        for pending, finish in parts:
+            pending.wait()
+            result.update(finish())
+        return result
+
+
 class ProcessExchange:
     """Sums gradients over the processes of the job.
 
@@ -75,40 +96,60 @@ class ProcessExchange:
         """The processes that take part now."""
         return process_group.current() or self._everybody
 
-    def reduce(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The sum over all processes (of means: the mean), by parameter name."""
-        result = dict(gradients)
-        under_way: list[tuple[Pending, torch.Tensor, Bucket | None]] = []
+    def start(self, gradients: Mapping[str, torch.Tensor], held: Ranges) -> Transfer:
+        """Begin to sum some gradients over all processes (of means: to take the mean).
+
+        Of the parameters in ``held`` the result has only the elements of this process, in one dimension. What is left
+        of such a gradient may be freed at once.
+        """
+        transfer = Transfer()
+        self._start_sums(transfer, {name: g for name, g in gradients.items() if name not in held}, reuse=not held)
+        self._start_scatter(transfer, {name: g for name, g in gradients.items() if name in held}, held)
+        return transfer
+
+    def abandon(self) -> None:
+        """A call has failed while gradients were on their way: the others cannot go on either, and hear of it."""
+        self.group.leave("has failed in the middle of a training step")
+
+    def _start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], reuse: bool) -> None:
+        """Whole tensors; with ``reuse``, small ones are summed in the same memory in each round."""
         small = {name: g for name, g in gradients.items() if not _travels_alone(g)}
         for name, gradient in gradients.items():
             if name not in small:
-                under_way.append((self.group.start_sum(gradient), gradient, None))
-        for bucket in self._buckets_for(small):
+                total = partial(self._mean_of, gradient)
+                transfer.add(self.group.start_sum(gradient), partial(_named, name, total))
+        for bucket in self._buckets_for(small) if reuse else make_buckets(small):
             _fill(bucket, small)
-            under_way.append((self.group.start_sum(bucket.room), bucket.room, bucket))
-        for pending, total, together in under_way:
-            pending.wait()
-            if self._averaged:
-                total.div_(self.group.size)
-            if together is not None:
-                result.update(_contents(together, small))
-        return result
+            pending = self.group.start_sum(bucket.room)
+            like = {name: small[name] for name in bucket.names}
+            transfer.add(pending, partial(self._contents, bucket, like))
 
-    def scatter(self, gradients: Mapping[str, torch.Tensor], held: Ranges) -> Mapping[str, torch.Tensor]:
-        """As :meth:`reduce`, but of the parameters in ``held`` only the elements of this process, in one dimension."""
-        result = dict(self.reduce({name: g for name, g in gradients.items() if name not in held}))
+    def _start_scatter(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], held: Ranges) -> None:
         group = self._everybody
-        for rows in self._rows_of({name: gradients[name] for name in held}):
+        for rows in self._rows_of(gradients):
             parts, own = rows.room(group.size), rows.room(1)
             for name, part in rows.parts(parts):
                 _to_rows(gradients[name], part)
-            group.start_scatter_sum(parts.view(-1), own.view(-1)).wait()
-            if self._averaged:
-                own.div_(group.size)
-            for name, part in rows.parts(own):
-                start, stop = held[name]
-                result[name] = part[0, : stop - start].to(gradients[name].dtype)
-        return result
+            types = {name: gradients[name].dtype for name in rows.widths}
+            pending = group.start_scatter_sum(parts.view(-1), own.view(-1))
+            transfer.add(pending, partial(self._own_elements, rows, own, types, held))
+
+    def _mean_of(self, total: torch.Tensor) -> torch.Tensor:
+        return total.div_(self.group.size) if self._averaged else total
+
+    def _contents(self, bucket: Bucket, like: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        self._mean_of(bucket.room)
+        return _contents(bucket, like)
+
+    def _own_elements(
+        self, rows: Rows, own: torch.Tensor, types: Mapping[str, torch.dtype], held: Ranges
+    ) -> Mapping[str, torch.Tensor]:
+        self._mean_of(own)
+        found = {}
+        for name, part in rows.parts(own):
+            start, stop = held[name]
+            found[name] = part[0, : stop - start].to(types[name])
+        return found
 
     def gather(self, tensors: Mapping[str, torch.Tensor], held: Ranges) -> None:
         """Complete tensors, in place, of which each process has only the elements in ``held``."""
@@ -173,6 +214,10 @@ def make_buckets(gradients: Mapping[str, torch.Tensor], limit: int = BUCKET_BYTE
     for dtype in list(open_buckets):
         close(dtype)
     return done
+
+
+def _named(name: str, value: Callable[[], torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    return {name: value()}
 
 
 def _travels_alone(gradient: torch.Tensor) -> bool:

@@ -147,6 +147,10 @@ class Peers:
             time.sleep(_POLL_SECONDS)
         return self._error(self._say(problem or self._blame(cause)))
 
+    def announce(self, what: str) -> RecoverableError:
+        """Tell the others what is wrong with this process; the error that all raise from now on."""
+        return self._error(self._say(f"{self.all[self._own]} {what}"))
+
     def _blame(self, cause: Exception) -> str:
         """What is wrong, when no process is known to be dead: perhaps one is stopped, or does something else."""
         stopped = [peer for peer in self.all if peer.is_stopped]

@@ -175,6 +175,13 @@ class ProcessGroup:
                 if lost is not None:
                     raise self._end(lost) from error
 
+    def leave(self, why: str) -> None:
+        """End the group for all members: this one cannot go on, and says why. Nothing, if it has ended already."""
+        if self.failed is None and self._gloo is not None:
+            self.failed = self._peers.announce(why)
+            self._peers.await_notice()
+            self.close()
+
     def _end(self, cause: Exception) -> RecoverableError:
         error = cause if isinstance(cause, RecoverableError) else self._peers.failure(cause)
         self.failed = error

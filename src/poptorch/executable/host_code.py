@@ -11,6 +11,7 @@ from poptorch.compiler.passes.stages import Edge, StageProgram
 from poptorch.compiler.passes.writes import Carried
 from poptorch.program.graphs import acts_in_order
 from poptorch.program.loop import Loop
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
 
 Runner = Callable[..., tuple[torch.Tensor, ...]]
@@ -28,11 +29,14 @@ class Code:
 class HostStage:
     """One stage of the plan as the host computes it.
 
-    ``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs``, for one group of micro-batches.
+    ``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs``, for one group of micro-batches. If
+    it has buckets, ``run`` takes one argument more: ``hand(bucket, gradients)``.
     """
 
     description: StageProgram
     code: Code = field(repr=False)
+    buckets: tuple[tuple[str, ...], ...] = ()
+    """The gradients that the code hands out as soon as they are final, in this order, instead of returning them."""
 
     @property
     def program(self) -> Program:
@@ -48,6 +52,20 @@ class HostStage:
     def buffers(self) -> list[str]:
         """Names of the buffers that it uses, in the order of its arguments."""
         return [p.name for p in self.program.ports_of(Role.BUFFER)]
+
+    @property
+    def gradients(self) -> tuple[tuple[str, ...], ...]:
+        """The gradients that come together, in the order in which they come."""
+        return self.buckets or ((tuple(self.description.gradients),) if self.description.gradients else ())
+
+    def positions_of(self, kind: OutputKind) -> range:
+        """Where the outputs of one kind are among those that the code returns."""
+        at, gradients = self.program.positions_of(kind), self.program.positions_of(OutputKind.GRADIENT)
+        if not self.buckets or at.start < gradients.start:
+            return at
+        if kind is OutputKind.GRADIENT:
+            return range(at.start, at.start)
+        return range(at.start - len(gradients), at.stop - len(gradients))
 
     @property
     def is_sequential(self) -> bool:
@@ -95,6 +113,11 @@ class HostCode:
 
     log: tuple[str, ...] = ()
     """What was decided about the host, for people."""
+
+    @property
+    def gradients(self) -> tuple[tuple[str, ...], ...]:
+        """The gradients of all stages that come together, in the order in which other processes are sent them."""
+        return tuple(bucket for stage in self.stages for bucket in stage.gradients)
 
     @property
     def micro_batch(self) -> Code:

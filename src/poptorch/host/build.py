@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from poptorch._logging import logger
@@ -21,10 +21,16 @@ from poptorch.host.grouping.choice import group
 from poptorch.host.interpret.code import generate, generate_flat, generate_step
 from poptorch.host.levels import calls_at_first_level, level_for
 from poptorch.host.width import width
+from poptorch.program.finality import gradient_buckets
 from poptorch.program.graphs import copy_of
 from poptorch.program.opinfo import info_of
+from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role, has_values, type_text
 from poptorch.program.tracing import tracing
+
+EXCHANGE_BYTES = 4 << 20
+"""Gradients of so many bytes begin their way to other processes together. Kernels end where a bucket does, and a cut
+costs the fusion across it; smaller messages would gain nothing."""
 
 
 @dataclass
@@ -101,16 +107,39 @@ def generate_stages(build: Build) -> str:
     """Straight-line Python for each stage."""
     device = build.device
     accumulates = device.settings.training and device.loop.micro_batches_per_update > 1
-    make = _factored if accumulates else generate
     described = device.plan.stages if build.cut is None else tuple(build.cut.stages)
     if device.plan.whole:
         described = (whole_stage(build.program),)
-    build.stages = tuple(HostStage(stage, make(stage.program)) for stage in described)
-    return f"{len(build.stages)} stages"
+    buckets = exchanged_buckets(device, build.program)
+    build.stages = tuple(
+        HostStage(stage, _generated(stage.program, buckets, accumulates), buckets) for stage in described
+    )
+    return f"{len(build.stages)} stages" + (f", gradients in {len(buckets)} buckets" if buckets else "")
 
 
-def _factored(program: Program) -> Code:
-    return generate_factored(program, generate)
+def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool) -> Code:
+    positions = bucket_positions(program, buckets)
+    if accumulates:
+        return generate_factored(program, lambda factored, wider: generate(factored, buckets=wider), positions)
+    return generate(program, buckets=positions)
+
+
+def exchanged_buckets(device: DeviceProgram, program: Program) -> tuple[tuple[str, ...], ...]:
+    """The gradients that go to other processes while back-propagation goes on; none where they go all at once.
+
+    The stages of a pipeline are not cut: each ends at a time of its own.
+    """
+    loop = device.loop
+    if device.update is None or not device.plan.whole or loop.replicas_of_job == loop.replicas:
+        return ()
+    buckets = gradient_buckets(program, EXCHANGE_BYTES)
+    return buckets if len(buckets) > 1 else ()
+
+
+def bucket_positions(program: Program, buckets: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Where the gradients of each bucket are among the outputs of a program."""
+    at = dict(zip(program.gradients, program.positions_of(OutputKind.GRADIENT), strict=True))
+    return [[at[name] for name in bucket] for bucket in buckets]
 
 
 def generate_update(build: Build) -> str:

@@ -7,14 +7,15 @@ more than that. So generated code returns the factors, wherever they take no mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from poptorch.executable.host_code import Code
+from poptorch.executable.host_code import Code, Runner
+from poptorch.host.interpret.hand_outs import Buckets
 from poptorch.program.graphs import copy_of, remove_dead_code, storage_root
 from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, is_write, value_of
@@ -22,25 +23,62 @@ from poptorch.runtime.values.factored import Gradient, Product
 
 aten = torch.ops.aten
 _TYPES = (torch.float32, torch.float64)
+_Places = Sequence[tuple[int, tuple[bool, bool]]]
+"""Where products are, and which of their factors are transposed."""
 
 
-def generate_factored(program: Program, generate: Callable[[Program], Code]) -> Code:
-    """Like ``generate``, with each gradient that is better not multiplied as a :class:`Product` among the outputs."""
+def generate_factored(
+    program: Program, generate: Callable[[Program, Buckets], Code], buckets: Buckets = ()
+) -> Code:
+    """Like ``generate``, with each gradient that is better not multiplied as a :class:`Product` among the outputs.
+
+    ``buckets`` are positions of gradients that the code hands out instead of returning them.
+    """
     found = _products(program)
     if not found:
-        return generate(program)
-    generated = generate(_with_factors(program, list(found.values())))
-    run, count = generated.run, len(program.outputs)
+        return generate(program, buckets)
+    count = len(program.outputs)
+    factor_at = {at: count + i for i, at in enumerate(found)}
+    factored = _with_factors(program, list(found.values()))
+    wider = [[*bucket, *(factor_at[at] for at in bucket if at in found)] for bucket in buckets]
+    generated = generate(factored, wider)
+    if buckets:
+        portions = [[(i, found[at].transposed) for i, at in enumerate(b) if at in found] for b in buckets]
+        return Code(_handing_products(generated.run, portions), generated.source)
+    return Code(_returning_products(generated.run, count, found), generated.source)
+
+
+def _returning_products(run: Runner, count: int, found: Mapping[int, _Factors]) -> Runner:
     places = [(at, f.transposed) for at, f in found.items()]
 
-    def run_factored(*arguments: Any) -> Sequence[Gradient]:
+    def run_factored(*arguments: Any) -> Any:
         outputs = run(*arguments)
-        whole: list[Gradient] = list(outputs[:count])
-        for (at, transposed), right in zip(places, outputs[count:], strict=True):
-            whole[at] = Product(outputs[at], right, transposed)
-        return whole
+        return _joined(outputs[:count], outputs[count:], places)
 
-    return Code(run_factored, generated.source)  # type: ignore[arg-type]
+    return run_factored
+
+
+def _handing_products(run: Runner, portions: Sequence[_Places]) -> Runner:
+    """The same where gradients are handed out; ``portions`` are the places of products in each bucket."""
+
+    def run_handing(*arguments: Any) -> Any:
+        *others, hand = arguments
+
+        def hand_products(bucket: int, values: Sequence[torch.Tensor]) -> None:
+            places = portions[bucket]
+            count = len(values) - len(places)
+            hand(bucket, _joined(values[:count], values[count:], places))
+
+        return run(*others, hand_products)
+
+    return run_handing
+
+
+def _joined(values: Sequence[torch.Tensor], factors: Sequence[torch.Tensor], places: _Places) -> list[Gradient]:
+    whole: list[Gradient] = list(values)
+    for (at, transposed), right in zip(places, factors, strict=True):
+        whole[at] = Product(values[at], right, transposed)
+    return whole
 
 
 @dataclass(frozen=True)

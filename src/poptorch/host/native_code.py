@@ -12,8 +12,9 @@ from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.devices.cores import CoreShare
 from poptorch.executable.host_code import Code, HostCode, HostStage
-from poptorch.host.build import updates_every_time
+from poptorch.host.build import bucket_positions, updates_every_time
 from poptorch.host.factoring import generate_factored
+from poptorch.host.interpret.hand_outs import Buckets
 from poptorch.host.levels import target_for
 from poptorch.host.native.async_compile import side_by_side
 from poptorch.host.native.code import (
@@ -78,7 +79,7 @@ class NativeBuild:
             return
         if code.alone:
             self._begin("micro-batch")
-            generated = self._generate(code.program, generate_native, self._target)
+            generated = self._generate(code.stages[0], generate_native, self._target)
             stages: tuple[HostStage, ...] = (dataclasses.replace(code.stages[0], code=generated),)
         else:
             stages = tuple(self._stage(stage) for stage in code.stages)
@@ -106,20 +107,24 @@ class NativeBuild:
         logger.debug("Compiling the %s", stage.description.label)
         self._begin(stage.description.label)
         target = target_for(stage.program, share.threads, share.workers > 1)
-        return dataclasses.replace(stage, code=self._generate(stage.program, generate, target))
+        return dataclasses.replace(stage, code=self._generate(stage, generate, target))
 
-    def _generate(self, program: Program, generate: Callable[[Program, Target], Code], target: Target) -> Code:
-        accumulates = self._device.accumulates
+    def _generate(self, stage: HostStage, generate: Callable[..., Code], target: Target) -> Code:
+        accumulates, program = self._device.accumulates, stage.program
+        buckets = bucket_positions(program, stage.buckets)
+
+        def generated(factored: Program, wider: Buckets) -> Code:
+            return generate(factored, target, wider) if wider else generate(factored, target)
 
         def make() -> Code:
             if not accumulates:
-                return generate(program, target)
-            return generate_factored(program, lambda factored: generate(factored, target))
+                return generated(program, buckets)
+            return generate_factored(program, generated, buckets)
 
-        kind = [generate.__name__, accumulates]
-        generated = self._store.obtain(code_key(str(kind), program, None, target), program, make)
-        assert generated is not None
-        return generated
+        kind = [generate.__name__, accumulates, *buckets]
+        made = self._store.obtain(code_key(str(kind), program, None, target), program, make)
+        assert made is not None
+        return made
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from poptorch.runtime.products import WaitingProducts
 from poptorch.runtime.values.factored import Gradient, Product
 from poptorch.runtime.workers import Rest
 
+Final = Callable[[int, Mapping[str, torch.Tensor]], None]
+"""Takes the number of a bucket and its combined gradients."""
+
 _LEAST_ALONE = 64
 """How long the last product of a round must be for the ones before to be multiplied without it: each reads and writes
 the accumulator once, which takes as long as a product of 32."""
@@ -31,6 +34,9 @@ class GradientAccumulator:
         self._types = {} if executable.update is None else executable.update.accumulators
         self._count = executable.code.loop.groups_per_update if count is None else count
         self._running = executable.update is not None and executable.update.running_mean
+        self._stays = self._count > 1 and (executable.update is None or not executable.update.held)
+        """Whether its memory is used again; not where the update needs only a shard of it, and it is soon gone."""
+
         self._totals: list[torch.Tensor] | None = None
         self._products = [WaitingProducts(self._running, executable.code.loop.replicas) for _ in self._names]
         self._seen = 0
@@ -40,7 +46,7 @@ class GradientAccumulator:
 
         Unless ``at_once``, products are left to :meth:`unfinished`.
         """
-        gradients = [self._typed(n, g) for n, g in zip(self._names, gradients, strict=True)]
+        gradients = [self._converted(n, g) for n, g in zip(self._names, gradients, strict=True)]
         if self._count == 1:
             self._totals = [g.value() if isinstance(g, Product) else g for g in gradients]
             return
@@ -65,7 +71,12 @@ class GradientAccumulator:
         else:
             torch._foreach_add_(totals, gradients, alpha=1)
 
-    def _typed(self, name: str, gradient: Gradient) -> Gradient:
+    def typed(self, gradients: Sequence[Gradient]) -> dict[str, torch.Tensor]:
+        """Gradients by parameter name, multiplied, in the types of the accumulators; they are not added."""
+        converted = {n: self._converted(n, g) for n, g in zip(self._names, gradients, strict=True)}
+        return {n: g.value() if isinstance(g, Product) else g for n, g in converted.items()}
+
+    def _converted(self, name: str, gradient: Gradient) -> Gradient:
         wanted = self._types.get(name)
         if wanted is None or wanted is gradient.dtype:
             return gradient
@@ -92,8 +103,8 @@ class GradientAccumulator:
         for total, products in zip(totals, self._products, strict=True):
             products.finish(total)
         self._seen = 0
-        if self._count == 1:
-            self._totals = None  # the micro-batch's own tensors: gone before the next one makes its own
+        if not self._stays:
+            self._totals = None  # gone before the next micro-batch makes its own
         return dict(zip(self._names, totals, strict=True))
 
     def reset(self) -> None:
@@ -170,11 +181,6 @@ class GroupedAccumulator:
             accumulator.reset()
 
 
-def _all_done(job: Callable[[], None]) -> Sequence[Rest]:
-    job()
-    return ()
-
-
 def _room_for(gradient: Gradient) -> torch.Tensor:
     if isinstance(gradient, Product):
         return gradient.left.new_empty(gradient.shape)
@@ -190,33 +196,47 @@ def _accumulator(executable: Executable, names: Sequence[str]) -> GradientAccumu
 class OrderedGradients:
     """Gradients that arrive in any order and are added by micro-batch, then by replica.
 
-    ``names`` are the parameters of each stage; every stage adds to accumulators of its own. ``workers`` is how many
-    threads there are.
+    ``names`` are the parameters of each stage, in the buckets in which their gradients come; every bucket has
+    accumulators of its own. ``workers`` is how many threads there are.
     """
 
-    def __init__(self, executable: Executable, names: Sequence[Sequence[str]], workers: int = 1) -> None:
+    def __init__(self, executable: Executable, names: Sequence[Sequence[Sequence[str]]], workers: int = 1) -> None:
         self._replicas = executable.code.loop.replicas
-        self._stages = {i: _OrderedStage(executable, n, workers) for i, n in enumerate(names) if n}
+        self._buckets = {
+            (stage, number): _OrderedBucket(executable, bucket, workers)
+            for stage, buckets in enumerate(names)
+            for number, bucket in enumerate(buckets)
+        }
 
-    def add(self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
+    def begin(self, final: Final | None) -> None:
+        """Before a call. ``final`` is called with the number of each bucket and its combined gradients, by any thread.
+
+        Without it, they wait for :meth:`take`.
+        """
+        for number, bucket in enumerate(self._buckets.values()):
+            bucket.final = None if final is None else partial(final, number)
+
+    def add(
+        self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient], bucket: int = 0
+    ) -> Sequence[Rest]:
         """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
 
         After the last ones, when threads begin to run out of tasks, there may be work to do, which is returned in
         jobs for any number of them.
         """
-        return self._stages[stage].add(micro * self._replicas + replica, gradients)
+        return self._buckets[stage, bucket].add(micro * self._replicas + replica, gradients)
 
     def take(self) -> Mapping[str, torch.Tensor]:
         """The combined gradients by parameter name."""
-        return {name: g for stage in self._stages.values() for name, g in stage.take().items()}
+        return {name: g for bucket in self._buckets.values() for name, g in bucket.take().items()}
 
     def reset(self) -> None:
         """Forget an unfinished round."""
-        for stage in self._stages.values():
-            stage.reset()
+        for bucket in self._buckets.values():
+            bucket.reset()
 
 
-class _OrderedStage:
+class _OrderedBucket:
     """Early arrivals wait here until it is their turn."""
 
     def __init__(self, executable: Executable, names: Sequence[str], workers: int) -> None:
@@ -227,7 +247,12 @@ class _OrderedStage:
         self._early: dict[int, Sequence[Gradient]] = {}
         self._next = 0
         self._busy = False
+        self._open = 0
+        """How many jobs were returned that are not done."""
+
+        self._ended = False
         self._lock = threading.Lock()
+        self.final: Callable[[Mapping[str, torch.Tensor]], None] | None = None
 
     def add(self, position: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
         with self._lock:
@@ -251,15 +276,39 @@ class _OrderedStage:
                 self._accumulator.close(least=_LEAST_ALONE)
         if last:
             self._accumulator.close()
-        return [partial(_all_done, job) for job in self._accumulator.unfinished()]
+        jobs = [partial(self._multiply, job) for job in self._accumulator.unfinished()]
+        with self._lock:
+            self._open += len(jobs)
+            self._ended = last
+        if last and not jobs:
+            self._announce()
+        return jobs
+
+    def _multiply(self, job: Callable[[], None]) -> Sequence[Rest]:
+        job()
+        with self._lock:
+            self._open -= 1
+        self._announce()
+        return ()
+
+    def _announce(self) -> None:
+        """Hand the sum on, if it is complete; once."""
+        if self.final is None:
+            return
+        with self._lock:
+            if self._open or not self._ended:
+                return
+            self._ended = False
+        self.final(self.take())
 
     def take(self) -> dict[str, torch.Tensor]:
         assert not self._early, f"{len(self._early)} gradients were never added"
         self._next = 0
+        self._ended = False
         return self._accumulator.take()
 
     def reset(self) -> None:
         self._early.clear()
-        self._next = 0
-        self._busy = False
+        self._next = self._open = 0
+        self._busy = self._ended = False
         self._accumulator.reset()

@@ -10,6 +10,7 @@ import torch
 from poptorch.profiling.trace import Trace
 from poptorch.program.loop import Loop, MicroBatch
 from poptorch.runtime.loss_scale import Tally
+from poptorch.runtime.rounds import RoundExchange
 from poptorch.runtime.streams import OutputStream
 from poptorch.runtime.values.random_source import RandomSource, mix
 
@@ -39,6 +40,8 @@ class Call:
     """To be called after each step that has updated the weights itself."""
 
     trace: Trace
+    exchange: RoundExchange | None = None
+    """Takes gradients as soon as they are final, where there are other processes."""
 
 
 def input_blocks(loop: Loop, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:

@@ -24,6 +24,7 @@ from poptorch.runtime.heap import keep_freed_memory
 from poptorch.runtime.loss_scale import LossScale
 from poptorch.runtime.parallel import ParallelRunner
 from poptorch.runtime.random_numbers import RandomNumbers
+from poptorch.runtime.rounds import RoundExchange
 from poptorch.runtime.sequential import SequentialRunner
 from poptorch.runtime.stamps import store_times
 from poptorch.runtime.streams import OutputStream
@@ -151,7 +152,13 @@ class Engine:
         results = [OutputStream(loop) for _ in self.executable.program.results]
         anchors = {a: OutputStream(loop, a.mode, a.period) for a in settings.anchors}
         first = self.random.position
-        self._execute(self._call(inputs, results, anchors), silent=settings.synthetic_data != 0)
+        call = self._call(inputs, results, anchors)
+        try:
+            self._execute(call, silent=settings.synthetic_data != 0)
+        except BaseException:
+            if call.exchange is not None:
+                call.exchange.abandon()
+            raise
         if self.executable.update is None:
             for iteration in range(loop.device_iterations):
                 self._anchor_held(iteration, anchors, updated=False)
@@ -190,7 +197,13 @@ class Engine:
             update=update if self.executable.update is not None else None,
             updated=updated,
             trace=self.trace,
+            exchange=self._round_exchange(),
         )
+
+    def _round_exchange(self) -> RoundExchange | None:
+        if self.exchange.is_local or self.executable.update is None:
+            return None
+        return RoundExchange(self.exchange, self.executable, self.trace)
 
     def _execute(self, call: Call, silent: bool) -> None:
         """Run a call and keep its times; ``silent``: nothing moves between host and device."""

@@ -1,4 +1,4 @@
-"""Gradients between processes: what happens after accumulation and before the update."""
+"""Gradients between processes: what happens from the last back-propagation of a round on until the update."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ Gradients = Mapping[str, torch.Tensor]
 Ranges = Mapping[str, tuple[int, int]]
 
 
+class Transfer(Protocol):
+    """Some gradients on their way."""
+
+    def take(self) -> Gradients:
+        """Wait for the results, by parameter name; once."""
+
+
 class GradientExchange(Protocol):
     """Combines the gradients of all processes that train the same weights."""
 
@@ -18,14 +25,17 @@ class GradientExchange(Protocol):
     def is_local(self) -> bool:
         """Whether there is no other process: then updates may happen in the middle of back-propagation."""
 
-    def reduce(self, gradients: Gradients) -> Gradients:
-        """The sum over all processes (of means: the mean), by parameter name; the same on each of them."""
+    def start(self, gradients: Gradients, held: Ranges) -> Transfer:
+        """Begin to sum some gradients over all processes (of means: to take the mean); all start the same ones.
+
+        Of the parameters in ``held`` the result has only the elements of this process, in one dimension.
+        """
+
+    def abandon(self) -> None:
+        """A call has failed while gradients were on their way."""
 
     def sum_counts(self, count: int) -> int:
         """The sum of a number over all processes."""
-
-    def scatter(self, gradients: Gradients, held: Ranges) -> Gradients:
-        """As :meth:`reduce`, but of the parameters in ``held`` only the elements of this process, in one dimension."""
 
     def gather(self, tensors: Gradients, held: Ranges) -> None:
         """Complete tensors, in place, of which each process has only the elements in ``held``."""
@@ -35,23 +45,32 @@ class LocalExchange:
     """One process alone: its gradients are all there are.
 
     >>> exchange = LocalExchange()
-    >>> exchange.reduce({"w": torch.ones(2)})["w"], exchange.sum_counts(3)
+    >>> exchange.start({"w": torch.ones(2)}, {}).take()["w"], exchange.sum_counts(3)
     (tensor([1., 1.]), 3)
     """
 
     is_local = True
 
-    def reduce(self, gradients: Gradients) -> Gradients:
+    def start(self, gradients: Gradients, held: Ranges) -> Transfer:
         """The same gradients."""
-        return gradients
+        return _Here(gradients)
+
+    def abandon(self) -> None:
+        """Nothing: nothing was on its way."""
 
     def sum_counts(self, count: int) -> int:
         """The same number."""
         return count
 
-    def scatter(self, gradients: Gradients, held: Ranges) -> Gradients:
-        """The elements that are held here."""
-        return {n: g.reshape(-1)[slice(*held[n])] if n in held else g for n, g in gradients.items()}
-
     def gather(self, tensors: Gradients, held: Ranges) -> None:
         """Nothing: one process holds everything."""
+
+
+class _Here:
+    """Gradients that need not travel."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    def take(self) -> Gradients:
+        return self._gradients

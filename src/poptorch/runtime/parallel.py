@@ -56,7 +56,7 @@ class ParallelRunner:
         self._stages = code.stages
         self.bound: list[BoundStage] = []
         workers = CoreShare.of(self._width).workers
-        self.gradients = OrderedGradients(executable, [s.description.gradients for s in code.stages], workers)
+        self.gradients = OrderedGradients(executable, [s.gradients for s in code.stages], workers)
         self.residency = Residency(device)
         self.members = self._loop.members
         self.rounds: list[list[Span]] = []
@@ -92,6 +92,7 @@ class ParallelRunner:
         """All device iterations. Whatever happens, nothing of this call stays."""
         share, stamps = CoreShare.of(self._width), Stamps(self._loop)
         self.rounds = []
+        self.gradients.begin(None if call.exchange is None else call.exchange.ready)
         try:
             for iteration in range(self._rounds):
                 self._round(iteration, call, stamps, share, faults)
@@ -114,7 +115,7 @@ class ParallelRunner:
             self._report(call.trace, spans, iteration)
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
-            call.update(self.gradients.take())
+            call.update(self.gradients.take() if call.exchange is None else call.exchange.take())
 
     def _report(self, trace: Trace, spans: Sequence[Span], iteration: int) -> None:
         for span in spans:
@@ -165,7 +166,7 @@ class BoundStage:
             [[memory.replica_buffer(r, name) for name in stage.buffers] for r in range(replicas)],
             [constants[p.name] for p in program.ports_of(Role.CONSTANT)],
             bool(program.ports_of(Role.LOSS_SCALE)),
-            {kind: program.positions_of(kind) for kind in OutputKind},
+            {kind: stage.positions_of(kind) for kind in OutputKind},
         )
 
 
@@ -209,6 +210,7 @@ class _Round:
                 self._inputs(task, first, bound.stage),
                 call.loss_scale if bound.uses_loss_scale else (),
                 call.random(first) if task.members > 1 else _StageRandom(call.random(first), d.slot),
+                *((partial(self._hand, task),) if bound.stage.buckets else ()),
             )
         except Exception as error:
             note_job(error, FailedJob(self._runner.members(first), self._runner.label_of(d)))
@@ -260,11 +262,18 @@ class _Round:
             call.anchors[index].put(first, value)
         for value in values(OutputKind.COUNT):
             call.counts.put(first, value)
-        if not d.gradients:
+        if not d.gradients or bound.stage.buckets:
             return None
         assert task.stage is not None
         add = self._runner.gradients.add
         return partial(add, task.stage, task.job.micro, task.replica, values(OutputKind.GRADIENT))
+
+    def _hand(self, task: Task, bucket: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Add the gradients that a task hands out before it is done; what is left to do is done at once."""
+        assert task.stage is not None
+        at = task.stage, task.job.micro, task.replica
+        for rest in self._runner.gradients.add(*at, gradients, bucket):
+            rest()
 
 
 class _StageRandom(RandomSource):

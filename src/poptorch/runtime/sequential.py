@@ -13,14 +13,16 @@ from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
 from poptorch.program.loop import MicroBatch
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
-from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.call import Call
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
+from poptorch.runtime.rounds import RoundGradients
 from poptorch.runtime.stamps import GroupTimes
 from poptorch.runtime.tasks import Task
 from poptorch.runtime.workers import Span
 from poptorch.schedule import Job, Kind
+
+_LATE_OUTPUTS = (OutputKind.GRADIENT, OutputKind.ANCHOR, OutputKind.COUNT)
 
 
 class SequentialRunner:
@@ -34,9 +36,8 @@ class SequentialRunner:
         self._ipu = executable.plan.parts[0].ipu
         self._gradients = program.positions_of(OutputKind.GRADIENT)
         self._anchors = program.positions_of(OutputKind.ANCHOR)
-        self._counts = program.positions_of(OutputKind.COUNT)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
-        self._accumulator = GradientAccumulator(executable)
+        self._collected = RoundGradients(executable)
         self._updates = executable.update is not None
         self._times: list[GroupTimes] = []
         """Of the latest call."""
@@ -57,7 +58,7 @@ class SequentialRunner:
 
     def run(self, call: Call, step_arguments: Sequence[torch.Tensor] | None) -> list[GroupTimes]:
         """All device iterations. With ``step_arguments``, weights are updated by the step itself."""
-        self._accumulator.reset()  # a call that failed may have left something
+        self._collected.begin(call.exchange)
         self._times = []
         if step_arguments is None:
             self._run_rounds(call)
@@ -69,16 +70,19 @@ class SequentialRunner:
 
     def _run_rounds(self, call: Call) -> None:
         loop, memory, now = self._loop, self._memory, time.perf_counter
-        run, buffers, constants = self._code.stages[0].code.run, memory.buffers[0], memory.constants
+        stage, collected = self._code.stages[0], self._collected
+        run, buffers, constants = stage.code.run, memory.buffers[0], memory.constants
         scale = call.loss_scale if self._scaled else ()
-        gradients, last = self._gradients, loop.gradient_accumulation - 1
+        gradients, anchors, counts = map(stage.positions_of, _LATE_OUTPUTS)
+        hand = (collected.add,) if stage.buckets else ()
+        last = loop.gradient_accumulation - 1
         for first in loop.group_starts():
             members = loop.members(first)
             asked = now()
             inputs = call.inputs(first)
             begun = now()
             try:
-                outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first))
+                outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), *hand)
             except Exception as error:
                 note_job(error, FailedJob(members))
                 raise
@@ -86,14 +90,14 @@ class SequentialRunner:
             self._deliver(call, members, outputs)
             self._times.append(GroupTimes(members, asked, begun, ended, now()))
             if gradients:
-                self._accumulator.add(outputs[gradients.start : gradients.stop])
-            anchored = outputs[self._anchors.start : self._anchors.stop]
-            counted = outputs[self._counts.start : self._counts.stop]
+                collected.add(0, outputs[gradients.start : gradients.stop])
+            anchored = outputs[anchors.start : anchors.stop]
+            counted = outputs[counts.start : counts.stop]
             del outputs  # gradients are not kept while the next micro-batch runs
             self._keep(call, first, anchored, counted)
             if members[-1].step == last and self._updates:
                 assert call.update is not None
-                call.update(self._accumulator.take())
+                call.update(collected.take())
 
     def _run_steps(self, call: Call, step_arguments: Sequence[torch.Tensor]) -> None:
         assert self._code.step is not None

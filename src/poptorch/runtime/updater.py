@@ -1,4 +1,4 @@
-"""The weight update: gradients are exchanged, then weights and optimizer state change in place."""
+"""The weight update: weights and optimizer state change in place."""
 
 from __future__ import annotations
 
@@ -67,12 +67,9 @@ class Updater:
     def apply(
         self, code: HostCode, gradients: Gradients, random: RandomSource, exchange: GradientExchange, trace: Trace
     ) -> None:
-        """One step of the optimizer."""
+        """One step of the optimizer, with the gradients of all processes, or what this one holds of them."""
         update, parameters = self._update, self._memory.parameters
         assert update is not None
-        if not exchange.is_local:
-            with trace.span(SpanKind.EXCHANGE):
-                gradients = exchange.scatter(gradients, update.held) if update.held else exchange.reduce(gradients)
         with trace.span(SpanKind.UPDATE):
             hyper = self.hyper_now()
             try:

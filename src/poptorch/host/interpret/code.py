@@ -26,6 +26,7 @@ from poptorch.host.interpret.half import (
     touches_half,
     wide_constant,
 )
+from poptorch.host.interpret.hand_outs import Buckets, hand_out, with_hand_outs
 from poptorch.host.interpret.in_place import Reuse
 from poptorch.host.interpret.lines import TABLE, LineTable, Watch
 from poptorch.host.interpret.stochastic import StochasticInPlace, stochastic_rounding
@@ -45,11 +46,15 @@ _GROUPS = {
 }
 
 
-def generate(program: Program, watch: Watch | None = None) -> Code:
+def generate(program: Program, watch: Watch | None = None, buckets: Buckets = ()) -> Code:
     """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs`` for one micro-batch.
 
-    ``watch`` is told of every operation, right after it: for looking on, not for speed.
+    ``watch`` is told of every operation, right after it: for looking on, not for speed. With ``buckets``, positions of
+    outputs, there is one argument more: ``hand(bucket, values)`` is called as soon as all values of a bucket are final.
+    These are not returned.
     """
+    if buckets:
+        program = with_hand_outs(program, buckets)
     placeholders = program.placeholders()
     # Weights that the program itself writes to have no copies that outlive the write.
     written = {port.name for port in program.mutated()}
@@ -62,7 +67,7 @@ def generate(program: Program, watch: Watch | None = None) -> Code:
             writer.line(f"{', '.join(names)}, = {group}")
     writer.prepare_copies("parameters")
     writer.body(program.graph)
-    return writer.finish("micro_batch", [*_GROUPS.values(), "random"])
+    return writer.finish("micro_batch", [*_GROUPS.values(), "random", *(["hand"] if buckets else [])])
 
 
 def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> Code | None:
@@ -119,7 +124,7 @@ class _Writer:
         self.table = LineTable(self._names)
         """Which operation each line computes."""
 
-        self._taken: set[str] = set(_GROUPS.values()) | {"random", "copies", "state"}
+        self._taken: set[str] = set(_GROUPS.values()) | {"random", "copies", "state", "hand"}
         self._lines: list[str] = []
 
     def line(self, text: str) -> None:
@@ -168,7 +173,9 @@ class _Writer:
             self.line(f"copies = copies_of({group})")
 
     def _operation(self, node: fx.Node) -> None:
-        if self._half.takes(node):
+        if node.target is hand_out:
+            self._call(node, "hand", self._arguments(node))
+        elif self._half.takes(node):
             self._wide_operation(node)
         elif self._rounds_in_place(node):
             function = self._global(f"stochastic_{len(self._globals)}", StochasticInPlace(node.target))

@@ -15,9 +15,9 @@ from torch import fx
 
 from poptorch.host.interpret.half import is_half
 from poptorch.ops.traits import traits_of
-from poptorch.program.graphs import memory_root
+from poptorch.program.finality import final_positions, in_portions, last_reads
 from poptorch.program.outputs import OutputKind
-from poptorch.program.program import Program, Role
+from poptorch.program.program import Program, Role, value_of
 
 BUCKET_BYTES = 1 << 19
 """Weights are updated together once their gradients take this much: a call for each bias would cost time."""
@@ -173,27 +173,12 @@ class _StepBuilder:
     ) -> Iterator[tuple[fx.Node, list[int]]]:
         """Which parameters are updated after which operation: the last one that reads weight or gradient."""
         nodes = list(self._program.graph.nodes)
-        position = {node: i for i, node in enumerate(nodes)}
-        last = dict(position)
-        for node in nodes:
-            if node.op != "output":
-                for operand in node.all_input_nodes:
-                    last[memory_root(operand)] = max(last[memory_root(operand)], position[node])
-        ready = {
-            index: max(last[at[name]], last[memory_root(gradients[name])], position[gradients[name]])
-            for index, name in enumerate(self._names)
-        }
-        bucket: list[int] = []
-        size = 0
-        for index in sorted(ready, key=lambda i: (ready[i], i)):
-            if bucket and size >= least and ready[index] > ready[bucket[-1]]:
-                yield nodes[ready[bucket[-1]]], sorted(bucket)
-                bucket, size = [], 0
-            bucket.append(index)
-            value = gradients[self._names[index]].meta["val"]
-            size += value.numel() * value.element_size()
-        if bucket:
-            yield nodes[ready[bucket[-1]]], sorted(bucket)
+        last = last_reads(self._program.graph)
+        values = [gradients[name] for name in self._names]
+        final = final_positions(self._program, values)
+        ready = {i: max(last[at[name]], final[i]) for i, name in enumerate(self._names)}
+        sizes = {i: value_of(v).numel() * value_of(v).element_size() for i, v in enumerate(values)}
+        return ((nodes[position], portion) for position, portion in in_portions(ready, sizes, least))
 
     def _copy(self, node: fx.Node) -> fx.Node:
         if node not in self._copies:

@@ -29,17 +29,22 @@ from poptorch.host.native.inductor import (
 )
 from poptorch.host.native.layouts import weight_formats, with_format
 from poptorch.host.native.optimizers import replay_update
-from poptorch.host.native.outlining import compile_outlined, find_repeat
+from poptorch.host.native.outlining import Buckets, compile_outlined, find_repeat
 from poptorch.host.native.random_keys import fake_key, with_keys
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import PORT_ORDER, Program, Role
 from poptorch.program.update import UpdateProgram
 
-FlatRun = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+FlatRun = Callable[..., Sequence[torch.Tensor]]
+"""Takes its inputs as a list, which it empties; and, where gradients are handed out, the function that takes them."""
 
 
-def generate_native(program: Program, target: Target) -> Code:
-    """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs``, in native code."""
+def generate_native(program: Program, target: Target, buckets: Buckets = ()) -> Code:
+    """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs``, in native code.
+
+    With ``buckets``, positions of gradients among the outputs, there is one argument more: ``hand(bucket, values)`` is
+    called as soon as a bucket is final. These outputs are not returned.
+    """
     if not program.training:
         return generate_frozen(program, target)
     graph_module = _prepared(program)
@@ -48,16 +53,20 @@ def generate_native(program: Program, target: Target) -> Code:
         seed = _seed(program, graph_module)
         if seed is None:
             kernel = _in_one_graph(graph_module, fakes, target)
+            if buckets:
+                kernel = _handing_at_the_end(kernel, buckets)
         else:
-            kernel = _in_two_graphs(split(program, graph_module, seed, fakes), fakes, target)
+            kernel = _in_two_graphs(split(program, graph_module, seed, fakes), fakes, target, buckets)
     return _with_groups(kernel, program, target)
 
 
 def _with_groups(kernel: FlatRun, program: Program, target: Target) -> Code:
     key = _key_of(program)
 
-    def run(parameters: Any, buffers: Any, constants: Any, inputs: Any, loss_scale: Any, random: Any) -> Any:
-        return kernel([*parameters, *buffers, *inputs, *loss_scale, *constants, key(random)])
+    def run(
+        parameters: Any, buffers: Any, constants: Any, inputs: Any, loss_scale: Any, random: Any, *hand: Any
+    ) -> Any:
+        return kernel([*parameters, *buffers, *inputs, *loss_scale, *constants, key(random)], *hand)
 
     return Code(run, _describe(program, target))
 
@@ -165,24 +174,40 @@ def _in_one_graph(
     return (lambda flat: kernel(flat)[:-1]) if ordered else kernel  # the last token is no result
 
 
+def _handing_at_the_end(kernel: FlatRun, buckets: Buckets) -> FlatRun:
+    """Where the passes cannot be told apart: all buckets are complete when everything is."""
+    handed = sorted(i for bucket in buckets for i in bucket)
+
+    def run(flat: list[torch.Tensor], hand: Callable[[int, Sequence[torch.Tensor]], None]) -> Sequence[torch.Tensor]:
+        outputs = kernel(flat)
+        for number, bucket in enumerate(buckets):
+            hand(number, [outputs[i] for i in bucket])
+        return [value for i, value in enumerate(outputs) if i not in handed]
+
+    return run
+
+
 # -- two graphs ------------------------------------------------------------------------------------------------------
 
 
-def _in_two_graphs(sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target) -> FlatRun:
+def _in_two_graphs(
+    sweeps: Sweeps, fakes: Sequence[torch.Tensor], target: Target, buckets: Buckets = ()
+) -> FlatRun:
     forward, operands = _forward(sweeps, fakes, target)
     function = replay(sweeps.backward)
     backward = decompose(lambda *flat: tuple(map(contiguous, function(*flat))), operands)
     owned = [i for i, kept in enumerate(sweeps.activations) if kept]
-    kernel = compile_outlined(backward, operands, target, is_backward=True, owned=owned).run
     start, results = _start(sweeps.seed), sweeps.num_results
+    inner = [[i - results for i in bucket] for bucket in buckets]
+    kernel = compile_outlined(backward, operands, target, is_backward=True, owned=owned, buckets=inner).run
     saved = sweeps.saved
 
-    def run(flat: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def run(flat: list[torch.Tensor], *hand: Any) -> Sequence[torch.Tensor]:
         seed = start(flat)
         kept = forward(flat)
         operands = [seed if i < 0 else kept[i] for i in saved]
         kept = kept[:results]
-        return (*kept, *kernel(operands))
+        return (*kept, *kernel(operands, *hand))
 
     return run
 

@@ -19,8 +19,9 @@ from poptorch.host.native.async_compile import prepare_compiler, wait_later
 
 aten = torch.ops.aten
 
-Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""Takes its inputs as a list, which it empties, and returns its outputs."""
+Kernel = Callable[..., Sequence[torch.Tensor]]
+"""Takes its inputs as a list, which it empties, and returns its outputs. One that hands some of them out before it is
+done takes the function for them, too."""
 
 
 class Entry(enum.Enum):

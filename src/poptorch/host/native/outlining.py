@@ -6,6 +6,7 @@ layer anew would cost more than the fusion between layers gains.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,17 @@ import numpy as np
 import torch
 from torch import fx
 
-from poptorch.host.native.inductor import Compiled, Kernel, Target, compile_graph, plain
+from poptorch.host.native.inductor import Compiled, Kernel, Target, compile_graph, decompose, plain, replay
 from poptorch.ops.traits import Kind, traits_of
+from poptorch.program.finality import last_reads
+from poptorch.program.graphs import memory_root
 
 LEAST_REPEATS = 6
 _LEAST_OPERATIONS = 8
+
+
+Buckets = Sequence[Sequence[int]]
+"""Positions of outputs that are handed out together, before the graph is done."""
 
 
 def compile_outlined(
@@ -30,12 +37,18 @@ def compile_outlined(
     is_backward: bool = False,
     fixed: int | None = None,
     owned: Collection[int] = (),
+    buckets: Buckets = (),
 ) -> Compiled:
-    """Like :func:`compile_graph`, with one kernel for all layers that are equal."""
+    """Like :func:`compile_graph`, with one kernel for all layers that are equal.
+
+    With ``buckets``, the kernel takes a function beside its inputs, to which it hands the outputs of each bucket as
+    soon as they are final, and returns the others: the graph is cut there.
+    """
     repeat = find_repeat(graph_module.graph)
-    if repeat is None:
+    if repeat is None and not buckets:
         return compile_graph(graph_module, fakes, target, is_backward=is_backward, fixed=fixed, owned=owned)
-    return _Outline(graph_module, repeat, target, is_backward).compile()
+    segments = _Segments.of(graph_module.graph, repeat, buckets)
+    return _Outline(graph_module, segments, target, is_backward, owned).compile(buckets)
 
 
 # -- finding what repeats ------------------------------------------------------------------------------------------
@@ -149,35 +162,89 @@ class _Call:
     unused: list[int]
     """Outputs that are not needed: another block's are."""
 
+    hands: list[tuple[int, list[int]]]
+    """Buckets that are complete after this call, with their values, which are not needed any more."""
+
+
+@dataclass
+class _Segments:
+    """A graph's operations, divided: each segment is a kernel of its own."""
+
+    operations: list[list[fx.Node]]
+    is_block: list[bool]
+    """Whether a segment is one of the equal blocks."""
+
+    hands: list[list[int]]
+    """Which buckets are handed out after each segment."""
+
+    @staticmethod
+    def of(graph: fx.Graph, repeat: Repeat | None, buckets: Buckets) -> _Segments:
+        operations = _operations(graph)
+        block_starts = [] if repeat is None else [repeat.start + i * repeat.period for i in range(repeat.count)]
+        ends = {start + repeat.period for start in block_starts} if repeat is not None else set()
+        final = [max(1, _beside_results(operations, end)) for end in _final(graph, operations, buckets)]
+        inside = {i for s in block_starts for i in range(s + 1, s + (0 if repeat is None else repeat.period))}
+        cuts = sorted({0, len(operations), *block_starts, *ends, *(end for end in final if end not in inside)})
+        hands: list[list[int]] = [[] for _ in cuts[1:]]
+        for number, end in enumerate(final):
+            hands[next(i for i, cut in enumerate(cuts[1:]) if cut >= end)].append(number)
+        return _Segments(
+            [operations[a:b] for a, b in itertools.pairwise(cuts)], [a in block_starts for a in cuts[:-1]], hands
+        )
+
+
+def _final(graph: fx.Graph, operations: Sequence[fx.Node], buckets: Buckets) -> Iterator[int]:
+    """After how many operations each bucket, and all before it, are final."""
+    last, nodes = last_reads(graph), list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    outputs: Sequence[fx.Node] = graph.output_node().args[0]  # type: ignore[assignment]
+    counted = list(itertools.accumulate(node.op == "call_function" for node in nodes))
+    assert counted[-1] == len(operations)
+    latest = 0
+    for bucket in buckets:
+        latest = max(latest, *(max(position[outputs[i]], last[memory_root(outputs[i])]) for i in bucket))
+        yield counted[latest]
+
+
+def _beside_results(operations: Sequence[fx.Node], end: int) -> int:
+    """The next place after ``end`` where no operation with several results is cut off from those who pick one."""
+    place = {node: i for i, node in enumerate(operations)}
+    for node in operations[:end]:
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            end = max(end, *(place[user] + 1 for user in node.users if user in place), end)
+    return end
+
 
 class _Outline:
     """A graph as calls of kernels on numbered values."""
 
-    def __init__(self, graph_module: fx.GraphModule, repeat: Repeat, target: Target, is_backward: bool) -> None:
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        segments: _Segments,
+        target: Target,
+        is_backward: bool,
+        owned: Collection[int],
+    ) -> None:
         self._module = graph_module
         self._target = target
         self._is_backward = is_backward
-        operations = _operations(graph_module.graph)
-        end = repeat.start + repeat.period * repeat.count
-        blocks = [operations[i : i + repeat.period] for i in range(repeat.start, end, repeat.period)]
-        around = [p for p in (operations[: repeat.start], operations[end:]) if p]
-        self._segments = [*around[: bool(repeat.start)], *blocks, *around[bool(repeat.start) :]]
-        self._is_block = [repeat.start <= p < end for p in self._starts()]
+        self._segments, self._is_block, self._hands = segments.operations, segments.is_block, segments.hands
+        self._owned = owned
         self._result = graph_module.graph.output_node()
         self._needed = self._used_outside()
+        self._made: dict[fx.Node, torch.Tensor] = {}
+        """How values between kernels lie in memory, where a kernel chose it."""
 
-    def _starts(self) -> Iterator[int]:
-        """The position of each segment's first operation."""
-        position = 0
-        for segment in self._segments:
-            yield position
-            position += len(segment)
-
-    def compile(self) -> Compiled:
+    def compile(self, buckets: Buckets) -> Compiled:
         nodes = list(self._module.graph.nodes)
         number = {node: index for index, node in enumerate(nodes)}
         outputs = list(self._result.args[0])  # type: ignore[arg-type]
         calls = list(self._calls(number))
+        for call, hands in zip(calls, self._hands, strict=True):
+            call.hands = [(hand, [number[outputs[i]] for i in buckets[hand]]) for hand in hands]
+        handed = {i for bucket in buckets for i in bucket}
+        outputs = [o for i, o in enumerate(outputs) if i not in handed]
         _note_deaths(calls, {number[o] for o in outputs if isinstance(o, fx.Node)})
         placeholders = [number[n] for n in nodes if n.op == "placeholder"]
         constants = {number[n]: getattr(self._module, str(n.target)) for n in nodes if n.op == "get_attr"}
@@ -201,12 +268,63 @@ class _Outline:
             inside = set(segment)
             inputs = list(dict.fromkeys(o for n in segment for o in n.all_input_nodes if o not in inside))
             outputs = [segment[i] for i in kept]
-            kernel = shared if is_block and shared is not None else self._kernel(segment, inputs, outputs)
+            if any(self._is_block):
+                kernel = shared if is_block and shared is not None else self._kernel(segment, inputs, outputs)
+            else:
+                kernel, outputs = self._piece(segment, inputs, outputs)
             if is_block:
                 shared = kernel
-            yield _Call(kernel, [number[i] for i in inputs], [number[o] for o in outputs], [], [])
+            yield _Call(kernel, [number[i] for i in inputs], [number[o] for o in outputs], [], [], [])
 
     def _kernel(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Kernel:
+        fakes = [node.meta["val"] for node in inputs]
+        module = self._graph_of(segment, inputs, outputs)
+        return compile_graph(module, fakes, self._target, is_backward=self._is_backward).run
+
+    def _piece(
+        self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+    ) -> tuple[Kernel, list[fx.Node]]:
+        """A kernel that runs once: how values that go to the next one lie in memory is left to the compiler."""
+        returned = set(self._result.all_input_nodes)
+        outputs = sorted(outputs, key=lambda o: o not in returned)
+        fakes = [self._made.get(node, node.meta["val"]) for node in inputs]
+        function = replay(self._graph_of(segment, inputs, outputs))
+        module = decompose(lambda *flat: tuple(function(*flat)), fakes)
+        compiled = compile_graph(
+            module,
+            fakes,
+            self._target,
+            is_backward=self._is_backward,
+            fixed=sum(o in returned for o in outputs),
+            owned=self._dying(segment, inputs),
+        )
+        for node, strides in zip(outputs, compiled.strides, strict=True):
+            if node not in returned and strides is not None:
+                value = node.meta["val"]
+                self._made[node] = torch.empty_strided(value.shape, strides, dtype=value.dtype)
+        return compiled.run, outputs
+
+    def _dying(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[int]:
+        """The inputs whose memory is read here for the last time, and belongs to this graph."""
+        nodes = list(self._module.graph.nodes)
+        last = last_reads(self._module.graph)
+        returned = {memory_root(o) for o in self._result.all_input_nodes}
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        foreign = {n for i, n in enumerate(placeholders) if i not in self._owned}
+        roots = [memory_root(node) for node in inputs]
+        inside = set(segment)
+        return [
+            i
+            for i, root in enumerate(roots)
+            if nodes[last[root]] in inside
+            and root not in returned | foreign
+            and root.op != "get_attr"
+            and roots.count(root) == 1
+        ]
+
+    def _graph_of(
+        self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+    ) -> fx.GraphModule:
         graph = fx.Graph()
         values: dict[fx.Node, fx.Node] = {}
         for index, node in enumerate(inputs):
@@ -215,14 +333,13 @@ class _Outline:
         for node in segment:
             values[node] = graph.node_copy(node, values.__getitem__)
         graph.output(tuple(values[o] for o in outputs))
-        module = plain(fx.GraphModule(self._module, graph))
-        fakes = [node.meta["val"] for node in inputs]
-        return compile_graph(module, fakes, self._target, is_backward=self._is_backward).run
+        return plain(fx.GraphModule(self._module, graph))
 
 
 def _note_deaths(calls: Sequence[_Call], results: set[int]) -> None:
     alive = set(results)
     for call in reversed(calls):
+        alive.update(i for _, numbers in call.hands for i in numbers)
         call.unused = [i for i in call.outputs if i not in alive]
         call.last_uses = [i for i in call.inputs if i not in alive]
         alive.update(call.inputs)
@@ -235,7 +352,7 @@ def _driver(
     results: Sequence[int | None],
     size: int,
 ) -> Callable[[list[torch.Tensor]], Sequence[Any]]:
-    def run(flat: list[torch.Tensor]) -> Sequence[Any]:
+    def run(flat: list[torch.Tensor], hand: Callable[[int, list[Any]], None] | None = None) -> Sequence[Any]:
         values: list[Any] = [None] * size
         for index, constant in constants.items():
             values[index] = constant
@@ -252,6 +369,13 @@ def _driver(
             del made
             for index in call.unused:
                 values[index] = None
+            for bucket, numbers in call.hands:
+                assert hand is not None
+                handed = [values[i] for i in numbers]
+                for index in numbers:
+                    values[index] = None
+                hand(bucket, handed)
+                del handed
         return [None if i is None else values[i] for i in results]
 
     return run

@@ -16,10 +16,10 @@ from typing import Any
 from poptorch.host.store.kernel_files import NotPortable
 
 MAKERS = {
-    "poptorch.host.factoring": ("generate_factored",),
+    "poptorch.host.factoring": ("_handing_products", "_returning_products"),
     "poptorch.host.native.code": (
-        "_forward", "_in_one_graph", "_in_two_graphs", "_key_of", "_start", "_with_groups", "_with_update",
-        "generate_native_step", "generate_native_update",
+        "_forward", "_handing_at_the_end", "_in_one_graph", "_in_two_graphs", "_key_of", "_start", "_with_groups",
+        "_with_update", "generate_native_step", "generate_native_update",
     ),
     "poptorch.host.native.outlining": ("_driver",),
 }  # fmt: skip
