@@ -112,7 +112,8 @@ poptorch.Options().deviceIterations(2)
 poptorch.DataLoader(poptorch.Options(), [1, 2], 1)
 print([name for name in {LATE!r} if name in set(sys.modules) - before])
 assert {{"PoplarExecutor", "autoPipeline", "debug", "inferenceModel", "load", "trainingModel"}} <= set(dir(poptorch))
-print(poptorch.trainingModel.__module__, poptorch.experimental.IPUScope.__name__)
+print(poptorch.trainingModel.__module__)
+print(poptorch.experimental.IPUScope.__name__, poptorch.distributed.Partition.__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\npoptorch.executor.wrapping IPUScope\n", done.stderr
+    assert done.stdout == "[]\npoptorch.executor.wrapping\nIPUScope Partition\n", done.stderr

@@ -111,7 +111,7 @@ if _TYPE_CHECKING:
     # executor
     from poptorch.executor.executor import PoplarExecutor
     from poptorch.executor.wrapping import inferenceModel, load, trainingModel
-    from poptorch import _impl, _poplar_executor, debug, experimental
+    from poptorch import _impl, _poplar_executor, debug, distributed, experimental
 
     # the IPU Model
     from poptorch import ipu_model, report
@@ -126,6 +126,7 @@ _LOADED_LATE = {
     "_impl": "poptorch._impl",
     "_poplar_executor": "poptorch._poplar_executor",
     "debug": "poptorch.debug",
+    "distributed": "poptorch.distributed",
     "experimental": "poptorch.experimental",
     "ipu_model": "poptorch.ipu_model",
     "report": "poptorch.report",
