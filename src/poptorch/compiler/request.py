@@ -152,8 +152,8 @@ def loop_of(options: Any, training: bool) -> Loop:
         input_group_type=CommGroupType(options.input_cgt),
         output_mode=OutputMode(options.output_mode),
         return_period=options.output_return_period,
-        first_replica=options.replication_factor * processes.processId,
-        all_replicas=options.replication_factor * processes.numProcesses,
+        first_replica=options.replication_factor * processes.dataPart,
+        all_replicas=options.replication_factor * processes.numDataParts,
     )
     loop.check()
     return loop
@@ -280,7 +280,7 @@ def division_of(options: Any, settings: Settings, program: Program, loop: Loop) 
     stages = counting.forward_stages(counting.starts_with_operations(program.block_starts, placements))
     ipus = counting.ipus_per_replica(p.ipu for p in placements)
     counting.check_ipu_count(
-        ipus,
+        ipus // options.Distributed.ipuBlocks or ipus,
         loop.replicas,
         auto_round=bool(options.auto_round_num_ipus),
         hardware=not uses_ipu_model(options) and not is_offline(options),

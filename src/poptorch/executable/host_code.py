@@ -24,6 +24,14 @@ class Code:
     source: str
 
 
+def _elsewhere(*arguments: object) -> tuple[torch.Tensor, ...]:
+    raise AssertionError("another process runs this stage")
+
+
+ELSEWHERE = Code(_elsewhere, "# another process runs this stage")
+"""The code of a stage that this process does not run."""
+
+
 @dataclass(frozen=True)
 class HostStage:
     """One stage of the plan as the host computes it.

@@ -168,7 +168,7 @@ class HostWeights:
         if kind is CommGroupType.All:
             self._groups.pop(name, None)
             return
-        replicas = self._options.replication_factor * self._options.Distributed.numProcesses
+        replicas = self._options.replication_factor * self._options.Distributed.numDataParts
         grouping = ReplicaGrouping(kind, size, replicas, retrieval)
         grouping.check(name, tuple(parameter.shape))
         self._groups[name] = grouping
