@@ -108,6 +108,7 @@ if _TYPE_CHECKING:
 
 # executor
 from poptorch.executor.executor import PoplarExecutor
+from poptorch.executor.ownership import tensorsOfProcess
 from poptorch.executor.wrapping import inferenceModel, load, trainingModel
 from poptorch import debug, experimental
 

@@ -137,6 +137,10 @@ class Peers:
             time.sleep(_POLL_SECONDS)
         return self._error(self._say(self._blame(cause)))
 
+    def leaves(self, what: str) -> RecoverableError:
+        """This process goes, having ``what``: the others hear of it."""
+        return self._error(self._say(f"{self.all[self._own]} {what}"))
+
     def _blame(self, cause: Exception) -> str:
         """What is wrong, when no process is known to be dead: perhaps one is stopped, or does something else."""
         stopped = [peer for peer in self.all if peer.is_stopped]

@@ -60,6 +60,9 @@ class WeightsOnDevice(Protocol):
     def download(self) -> dict[str, torch.Tensor]:
         """Device parameters and buffers by name, not copied."""
 
+    def fetch(self) -> dict[str, torch.Tensor]:
+        """As ``download``, with what other processes have that share the replicas of this one."""
+
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Device parameters by name, not copied."""
 
@@ -138,6 +141,12 @@ class HostWeights:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers by name."""
         return {entry.name: entry.tensor for entry in collect_state(self._model)}
+
+    @property
+    def have_values(self) -> bool:
+        """Whether no tensor of the model is on the meta device."""
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass():
+            return not any(tensor.is_meta for tensor in self.tensors().values())
 
     def names(self) -> dict[int, str]:
         """The names of parameters and buffers by the identity of the tensor."""
@@ -258,8 +267,10 @@ class HostWeights:
             if self._overlay is not None:
                 self._overlay.end(keep=True)
             end_overlays(host.values())
-            values = memory.download()
+            values = memory.fetch()
             for name, tensor in host.items():
+                if name not in values:  # another process has it, or no stage uses it
+                    continue
                 value = values[name]
                 if name in self._groups:
                     value = self._groups[name].to_host(value)
@@ -282,7 +293,7 @@ class HostWeights:
     def with_values_of(self, memory: WeightsOnDevice, names: set[str]) -> Iterator[None]:
         """In here, the named tensors have the device's values."""
         newer = memory.download()
-        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names}
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names and name in newer}
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             for name, tensor in tensors.items():

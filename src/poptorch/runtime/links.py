@@ -30,6 +30,9 @@ class ReplicaLink(Protocol):
     def broadcast(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> None:
         """Give each tensor, in place, the values that it has in the process of its root. All must do the same."""
 
+    def gather_weights(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> None:
+        """As :meth:`broadcast`, for copies of the weights to the host."""
+
     def gather_values(self, value: Any) -> list[Any]:
         """Plain values of all processes, by block."""
 

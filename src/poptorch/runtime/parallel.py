@@ -116,6 +116,8 @@ class ParallelRunner:
                 self._round(iteration, call, stamps, share, faults)
         finally:
             self.gradients.reset()
+        if self.link is not None:
+            stamps.complete()
         if call.trace.active:
             stamps.report(call.trace)
         return stamps
