@@ -107,6 +107,10 @@ def sharded(options: poptorch.Options) -> None:
     options.setExecutionStrategy(poptorch.ShardedExecution())
 
 
+def increment(options: poptorch.Options) -> None:
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+
+
 def loss_scaling(options: poptorch.Options) -> None:
     options.Training.setAutomaticLossScaling(True)
 
@@ -114,7 +118,9 @@ def loss_scaling(options: poptorch.Options) -> None:
 def anchored(options: poptorch.Options) -> None:
     options.anchorTensor("updated", "UpdatedVar___layers.0.weight")
     options.anchorTensor("momentum", "Accl1___layers.1.weight")
-    options.anchorTensor("rate", "learningRate")
+    options.anchorTensor("rate", "scaledLearningRate2___specific___layers.1.weight")
+    options.anchorTensor("inside", "Tanh:0")
+    options.anchorTensor("gradient", "Gradient___layers.0.weight", poptorch.OutputMode.All)
 
 
 def sharded_state(options: poptorch.Options) -> None:
@@ -195,7 +201,7 @@ CASES = {
     "norm": Case(model={"norm": True}),
     "skip": Case(model={"skip": True}, optimizer=adamw),
     "four stages": Case(model={"stages": 4, "skip": True}, accumulation=8, optimizer=adamw),
-    "back and forth": Case(model={"stages": 4, "ipus": (0, 1, 0, 1)}, accumulation=8),
+    "back and forth": Case(model={"stages": 4, "ipus": (0, 1, 0, 1)}, accumulation=8, options=increment),
     "tied": Case(make=Tied, optimizer=adamw),
     "sharded": Case(options=sharded, accumulation=2),
     "half": Case(half=True, options=loss_scaling),
