@@ -56,6 +56,11 @@ def first_killed(process: int) -> None:
     train_until(process, lambda step: os.kill(os.getpid(), 9) if (process, step) == (0, 3) else None)
 
 
+def stopped(process: int) -> None:
+    """The second one is halted."""
+    train_until(process, lambda step: os.kill(os.getpid(), signal.SIGSTOP) if (process, step) == (1, 3) else None)
+
+
 def interrupted(process: int) -> None:
     """The user interrupts the first process while it waits for the second one."""
 
@@ -110,8 +115,8 @@ def meta(process: int, folder: str) -> None:
     executor = poptorch.trainingModel(model, options, optimizer)
     losses = [executor(*CASE.data(0, 1, step))[1] for step in range(STEPS)]
     trained = {name: tensor.clone() for name, tensor in model.state_dict().items() if not tensor.is_meta}
-    state = optimizer.state_dict()
-    torch.save({"own": own, "trained": trained, "losses": losses, "state": state["ipu_state"]}, f"{folder}/{process}.pt")
+    state = optimizer.state_dict()["ipu_state"]
+    torch.save({"own": own, "trained": trained, "losses": losses, "state": state}, f"{folder}/{process}.pt")
     executor.destroy()
     missing(process)
 

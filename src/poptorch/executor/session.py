@@ -431,7 +431,7 @@ class Session:
 
     @property
     def optimizer(self) -> OptimizerSpec | None:
-        """Description of the optimizer, restricted to the parameters that a gradient reaches and this process updates."""
+        """Description of the optimizer, restricted to parameters that a gradient reaches and this process updates."""
         spec: OptimizerSpec | None = self.executable.device.local_optimizer
         return spec
 

@@ -71,7 +71,8 @@ class ParallelRunner:
         """The stages that this process runs, by number."""
 
         workers = CoreShare.of(self._width).workers
-        self.gradients = OrderedGradients(executable, [d.gradients if device.runs(d) else () for d in descriptions], workers)
+        gradients = [d.gradients if device.runs(d) else () for d in descriptions]
+        self.gradients = OrderedGradients(executable, gradients, workers)
         self.residency = Residency(device)
         self.members = self._loop.members
         self.rounds: list[list[Span]] = []
