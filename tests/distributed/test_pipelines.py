@@ -25,7 +25,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ran")
     for count, cases in ((2, dict.fromkeys(CASES, 2)), (4, OF_FOUR)):
         (folder / str(count)).mkdir()
-        processes.run(PROGRAM, count, str(folder / str(count)), *(f"{name}={n}" for name, n in cases.items()))
+        asked = [f"{name}={together}" for name, together in cases.items()]
+        with processes.Job(PROGRAM, count, str(folder / str(count)), *asked) as job:
+            ended = job.wait(2 * processes.PATIENCE)
+        assert [end.code for end in ended] == [0] * count, "\n".join(end.output[-2000:] for end in ended)
     return folder
 
 

@@ -95,7 +95,7 @@ def lower_for_device(
     observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
     check_buffers(program, request.options, loop)
-    division = division_of(request.options, settings, program, loop)
+    division = division_of(request.options, settings, program, loop, only_placed=request.only_placed)
     _announce(program, settings)
     before, plan = _divide(program, context, settings, division, observers)
     if ir_is_dumped():

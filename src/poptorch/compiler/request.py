@@ -58,6 +58,9 @@ class CompileRequest:
     front_end: FrontEnd = field(default_factory=FrontEnd)
     """How the model is captured."""
 
+    only_placed: bool = False
+    """Whether the program is looked at for its placement, and need not fill a pipeline."""
+
 
 def resolved_copy(options: Any, training: bool) -> Any:
     """The options of one model: the output mode decided, anchors completed."""
@@ -273,7 +276,9 @@ class Division:
     ipus_per_replica: int
 
 
-def division_of(options: Any, settings: Settings, program: Program, loop: Loop) -> Division:
+def division_of(
+    options: Any, settings: Settings, program: Program, loop: Loop, *, only_placed: bool = False
+) -> Division:
     """Check the placement of the program, and say how IPUs share it."""
     strategy, placements, training = settings.strategy, program.placements(), settings.training
     counting.check_phase_ipus(strategy, placements)
@@ -287,13 +292,14 @@ def division_of(options: Any, settings: Settings, program: Program, loop: Loop) 
         details=counting.list_stages(stages),
     )
     if settings.backend.get("enablePipelining", True):
-        counting.check_pipeline_depth(
-            strategy,
-            stages,
-            training=training,
-            gradient_accumulation=loop.gradient_accumulation,
-            device_iterations=loop.device_iterations,
-        )
+        if not only_placed:
+            counting.check_pipeline_depth(
+                strategy,
+                stages,
+                training=training,
+                gradient_accumulation=loop.gradient_accumulation,
+                device_iterations=loop.device_iterations,
+            )
         edges = (
             (info.placement, other.placement)
             for info, other in program.forward_edges()

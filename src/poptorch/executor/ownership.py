@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from torch import nn
@@ -28,8 +29,6 @@ def tensorsOfProcess(model: nn.Module, options: Options, *args: Any, **kwargs: A
     >>> poptorch.tensorsOfProcess(model, options, torch.empty(8, 4, device="meta"))
     ['1.weight', '1.bias']
     """
-    chosen = options.clone()
-    chosen._Popart.set("enablePipelining", False)  # who runs what does not depend on the depth of a pipeline
-    device = lower_for_device(request_for(model, chosen, args, kwargs))
+    device = lower_for_device(dataclasses.replace(request_for(model, options, args, kwargs), only_placed=True))
     held = (Role.PARAMETER, Role.BUFFER)
     return [port.name for port in device.program.ports if port.role in held and device.uses(port.name)]

@@ -146,8 +146,8 @@ class TensorLocationSetters:
 class DistributedSetters:
     num_distributed_processes: int
     distributed_process_id: int
-    processes_per_replica: int
     ipuof_configs: dict[Any, Any]
+    processes_per_replica: int
     def disable(self) -> Self: ...
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self: ...
     def configureProcessId(self, process_id: int, num_processes: int) -> Self: ...
