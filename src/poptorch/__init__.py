@@ -122,6 +122,7 @@ _LOADED_LATE = {
     "PoplarExecutor": "poptorch.executor.executor",
     "inferenceModel": "poptorch.executor.wrapping",
     "load": "poptorch.executor.wrapping",
+    "tensorsOfProcess": "poptorch.executor.ownership",
     "trainingModel": "poptorch.executor.wrapping",
     "_impl": "poptorch._impl",
     "_poplar_executor": "poptorch._poplar_executor",

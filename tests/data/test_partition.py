@@ -186,3 +186,15 @@ class Batched(Numbers):
 
 def test_batched_access_is_used_where_there_is_any() -> None:
     assert items(DataLoader(options(1, 2, (2, 1, 1)), Batched(8))) == [1004, 1005, 1006, 1007]
+
+
+def test_processes_that_share_replicas_read_the_same_items() -> None:
+    def read(process: int) -> list[int]:
+        opts = options(process, 4)
+        opts.Distributed.processesPerReplica(2)
+        return items(DataLoader(opts, Numbers(24), batch_size=3, shuffle=True))
+
+    first, second, third, fourth = (read(process) for process in range(4))
+    assert first == second
+    assert third == fourth
+    assert sorted(first + third) == list(range(24))

@@ -39,7 +39,7 @@ def runner(model: nn.Module, micro: int = 6, training: bool = True) -> Any:
 
 
 def width_of(model: Any, replicas: int) -> int:
-    return width(model.plan, [stage.program for stage in model.executable.code.stages], replicas)
+    return width(model.plan, [stage.description for stage in model.executable.code.stages], replicas)
 
 
 def compiled(model: nn.Module, micro: int = 6, training: bool = True) -> Any:

@@ -14,7 +14,9 @@ from poptorch.capture.structure import Structure, TensorLeaf
 from poptorch.compiler.memory import MemoryMap
 from poptorch.compiler.passes.precision import GradientWatch
 from poptorch.compiler.passes.recompute import Recomputation
+from poptorch.compiler.passes.stages import StageProgram
 from poptorch.compiler.plan import Plan
+from poptorch.compiler.portion import Blocks, Portion
 from poptorch.compiler.request import Settings
 from poptorch.errors import createPoptorchError
 from poptorch.program.loop import Loop
@@ -86,6 +88,36 @@ class DeviceProgram:
     """What automatic loss scaling counts."""
 
     interface: Interface = field(repr=False)
+    portion: Portion | None = None
+    """What this process runs, where several share each replica; the rest of this object is the same in all of them."""
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Which process runs what, where several share each replica."""
+        return None if self.portion is None else self.portion.blocks
+
+    @property
+    def local_update(self) -> UpdateProgram | None:
+        """The update that this process does."""
+        return self.update if self.portion is None else self.portion.update
+
+    @property
+    def local_optimizer(self) -> Any:
+        """The description of the optimizer for the parameters that this process updates."""
+        return self.interface.optimizer if self.portion is None else self.portion.optimizer
+
+    def runs(self, stage: StageProgram) -> bool:
+        """Whether this process runs a stage."""
+        return self.portion is None or self.portion.blocks.is_own(stage)
+
+    def uses(self, name: str) -> bool:
+        """Whether this process needs a parameter or buffer."""
+        return self.portion is None or self.portion.blocks.own in self.portion.blocks.users.get(name, ())
+
+    @property
+    def local_ipus(self) -> int:
+        """The IPUs of each replica that this process needs."""
+        return self.ipus_per_replica if self.portion is None else self.ipus_per_replica // self.portion.blocks.count
 
     @property
     def accumulates(self) -> bool:

@@ -26,6 +26,7 @@ from poptorch.compiler.passes.context import Context
 from poptorch.compiler.passes.stages import split
 from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, WHOLE_PASSES, Observer, lower
 from poptorch.compiler.plan import Plan, divided, undivided
+from poptorch.compiler.portion import Portion, blocks_of, check_optimizer
 from poptorch.compiler.request import (
     CompileRequest,
     Division,
@@ -95,7 +96,7 @@ def lower_for_device(
     observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
     check_buffers(program, request.options, loop)
-    division = division_of(request.options, settings, program, loop)
+    division = division_of(request.options, settings, program, loop, only_placed=request.only_placed)
     _announce(program, settings)
     before, plan = _divide(program, context, settings, division, observers)
     if ir_is_dumped():
@@ -104,8 +105,10 @@ def lower_for_device(
     update, used = _update(program, recording, request.optimizer_spec, settings, loop)
     check_held(settings.anchors, update, used)
     memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
+    sharded = memory.is_sharded(Category.OPTIMIZER)
+    portion = _portion(program, plan, recording, request, settings, loop, division, sharded)
     if update is not None:
-        update = _sharded(update, used, program, settings, loop, memory.is_sharded(Category.OPTIMIZER))
+        update = _sharded(update, used, program, settings, loop, sharded)
     return DeviceProgram(
         program=program,
         update=update,
@@ -126,6 +129,7 @@ def lower_for_device(
             same_inputs=positions_of_same(layout.tensors_of(request.call)),
             optimizer=used,
         ),
+        portion=portion,
     )
 
 
@@ -261,14 +265,43 @@ def _divide(
 # -- the update ----------------------------------------------------------------------------------------------------
 
 
+def _portion(
+    program: Program,
+    plan: Plan,
+    recording: Recording,
+    request: CompileRequest,
+    settings: Settings,
+    loop: Loop,
+    division: Division,
+    sharded: bool,
+) -> Portion | None:
+    """What this process runs, where several share each replica."""
+    processes = request.options.Distributed
+    if processes.ipuBlocks == 1:
+        return None
+    blocks = blocks_of(program, plan, division.ipus_per_replica, processes.ipuBlock, processes.ipuBlocks)
+    update, used = _update(program, recording, request.optimizer_spec, settings, loop, blocks.updated_here)
+    check_optimizer(used)
+    if update is not None:
+        update = _sharded(update, used, program, settings, loop, sharded)
+    return Portion(blocks, update, used)
+
+
 def _update(
-    program: Program, recording: Recording, spec: Any, settings: Settings, loop: Loop
+    program: Program,
+    recording: Recording,
+    spec: Any,
+    settings: Settings,
+    loop: Loop,
+    only: frozenset[str] | None = None,
 ) -> tuple[UpdateProgram | None, Any]:
-    """The update program, and the description of the optimizer without unused parameters."""
+    """The update program, and the description of the optimizer without unused parameters; ``only`` these, if given."""
     if not settings.training or not program.gradients:
         return None, None
     groups = settings.groups
     names = {id(recording.state[i].tensor): recording.state[i].name for i in recording.gradients}
+    if only is not None:
+        names = {key: name for key, name in names.items() if name in only}
     types = _stored_types(program, groups)
     used = restrict(spec, frozenset(names))
     members = [[names[id(p)] for p in group.parameters] for group in used.groups]

@@ -58,6 +58,9 @@ class CompileRequest:
     front_end: FrontEnd = field(default_factory=FrontEnd)
     """How the model is captured."""
 
+    only_placed: bool = False
+    """Whether the program is looked at for its placement, and need not fill a pipeline."""
+
 
 def resolved_copy(options: Any, training: bool) -> Any:
     """The options of one model: the output mode decided, anchors completed."""
@@ -152,8 +155,8 @@ def loop_of(options: Any, training: bool) -> Loop:
         input_group_type=CommGroupType(options.input_cgt),
         output_mode=OutputMode(options.output_mode),
         return_period=options.output_return_period,
-        first_replica=options.replication_factor * processes.processId,
-        all_replicas=options.replication_factor * processes.numProcesses,
+        first_replica=options.replication_factor * processes.dataPart,
+        all_replicas=options.replication_factor * processes.numDataParts,
     )
     loop.check()
     return loop
@@ -273,27 +276,30 @@ class Division:
     ipus_per_replica: int
 
 
-def division_of(options: Any, settings: Settings, program: Program, loop: Loop) -> Division:
+def division_of(
+    options: Any, settings: Settings, program: Program, loop: Loop, *, only_placed: bool = False
+) -> Division:
     """Check the placement of the program, and say how IPUs share it."""
     strategy, placements, training = settings.strategy, program.placements(), settings.training
     counting.check_phase_ipus(strategy, placements)
     stages = counting.forward_stages(counting.starts_with_operations(program.block_starts, placements))
     ipus = counting.ipus_per_replica(p.ipu for p in placements)
     counting.check_ipu_count(
-        ipus,
+        ipus // options.Distributed.ipuBlocks or ipus,
         loop.replicas,
         auto_round=bool(options.auto_round_num_ipus),
         hardware=not uses_ipu_model(options) and not is_offline(options),
         details=counting.list_stages(stages),
     )
     if settings.backend.get("enablePipelining", True):
-        counting.check_pipeline_depth(
-            strategy,
-            stages,
-            training=training,
-            gradient_accumulation=loop.gradient_accumulation,
-            device_iterations=loop.device_iterations,
-        )
+        if not only_placed:
+            counting.check_pipeline_depth(
+                strategy,
+                stages,
+                training=training,
+                gradient_accumulation=loop.gradient_accumulation,
+                device_iterations=loop.device_iterations,
+            )
         edges = (
             (info.placement, other.placement)
             for info, other in program.forward_edges()

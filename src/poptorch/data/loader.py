@@ -78,8 +78,8 @@ class DataLoader(TorchDataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         options._freeze()
         self._options = options
-        processes = options.Distributed.numProcesses
-        partition = auto_distributed_partitioning and processes > 1
+        parts = options.Distributed.numDataParts
+        partition = auto_distributed_partitioning and parts > 1
         if batch_sampler is not None:
             _check_batch_sampler(batch_size, shuffle, partition)
             batch_size = getattr(batch_sampler, "batch_size", None) or 1
@@ -103,7 +103,7 @@ class DataLoader(TorchDataLoader[Any]):
             dataset = _partition(options, dataset, plan, shuffle=bool(shuffle))
             shuffle = False
         elif batch_sampler is None and not iterable:
-            _warn_about_left_overs(kwargs.get("sampler") or dataset, plan, processes if partition else 1)
+            _warn_about_left_overs(kwargs.get("sampler") or dataset, plan, parts if partition else 1)
         deadline_s = 0.0
         if plan.asynchronous and num_workers == 0:
             deadline_s = kwargs.pop("timeout", 0.0)  # PyTorch watches its workers; without any, we watch
@@ -283,9 +283,9 @@ def _partition(options: Options, dataset: Any, plan: LoadingPlan, *, shuffle: bo
     )
     assert plan.combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning"
     distributed = options.Distributed
-    share = Share.of(len(dataset), distributed.processId, distributed.numProcesses, plan.combined, plan.drop_last)
+    share = Share.of(len(dataset), distributed.dataPart, distributed.numDataParts, plan.combined, plan.drop_last)
     if not plan.drop_last:
-        _warn_about_left_overs(dataset, plan, distributed.numProcesses)
+        _warn_about_left_overs(dataset, plan, distributed.numDataParts)
     return PartitionedDataset(dataset, share, shuffle=shuffle, seed=seed)
 
 

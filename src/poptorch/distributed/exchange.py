@@ -109,7 +109,7 @@ class ProcessExchange:
 
     def abandon(self) -> None:
         """A call has failed while gradients were on their way: the others cannot go on either, and hear of it."""
-        self.group.leave("has failed in the middle of a training step")
+        self.group.give_up("has failed in the middle of a training step")
 
     def _start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], reuse: bool) -> None:
         """Whole tensors; with ``reuse``, small ones are summed in the same memory in each round."""

@@ -147,8 +147,8 @@ class Peers:
             time.sleep(_POLL_SECONDS)
         return self._error(self._say(problem or self._blame(cause)))
 
-    def announce(self, what: str) -> RecoverableError:
-        """Tell the others what is wrong with this process; the error that all raise from now on."""
+    def leaves(self, what: str) -> RecoverableError:
+        """This process goes, having ``what``: the others hear of it."""
         return self._error(self._say(f"{self.all[self._own]} {what}"))
 
     def _blame(self, cause: Exception) -> str:

@@ -34,6 +34,8 @@ from poptorch.distributed.peers import Peer, Peers
 from poptorch.errors import RecoverableError, createPoptorchError
 
 _SLICE = timedelta(seconds=1)
+_HANG_UP = (1 << 31) - 1
+"""The tag of a message that never comes."""
 
 
 class Pending:
@@ -48,10 +50,31 @@ class Pending:
         self._group.finish(self._work)
 
 
+class PointToPoint:
+    """A message under way between two processes."""
+
+    def __init__(self, group: ProcessGroup, work: Any, seconds: float) -> None:
+        self._group = group
+        self._work = work
+        self._limit = timedelta(seconds=seconds)
+
+    def wait(self) -> None:
+        """Wait for its end, in one piece: a wait for a message that ends early closes the connection.
+
+        The end of a process at the other end closes it too.
+        """
+        try:
+            self._work.wait(self._limit)
+        except RuntimeError as error:
+            raise self._group.end(error) from error
+
+
 class ProcessGroup:
     """The processes that take part in collective operations. All must make the same ones in the same order."""
 
-    def __init__(self, store: Store, peers: Peers, members: Sequence[int], own: int, seconds: float) -> None:
+    def __init__(
+        self, store: Store, peers: Peers, members: Sequence[int], own: int, seconds: float, purpose: str = ""
+    ) -> None:
         self._store = store
         self._peers = peers
         self._seconds = seconds
@@ -64,9 +87,11 @@ class ProcessGroup:
         self.failed: RecoverableError | None = None
         """What ended the group."""
 
+        self._ending = threading.Lock()
+
         name = "-".join(map(str, self.members)) if len(self.members) < len(peers.all) else "all"
         self._gloo: Any = None
-        self._gloo = self._connected(PrefixStore(f"group/{name}", store))
+        self._gloo = self._connected(PrefixStore(f"group/{name}{purpose and f'/{purpose}'}", store))
 
     @property
     def size(self) -> int:
@@ -78,9 +103,9 @@ class ProcessGroup:
         """The place of this process among the members."""
         return self.members.index(self.process_id)
 
-    def part(self, members: Sequence[int]) -> ProcessGroup:
-        """A group of some of the members, this process among them."""
-        return ProcessGroup(self._store, self._peers, members, self.process_id, self._seconds)
+    def part(self, members: Sequence[int], purpose: str = "") -> ProcessGroup:
+        """A group of some of the members, this process among them; ``purpose`` tells it from others of the same."""
+        return ProcessGroup(self._store, self._peers, members, self.process_id, self._seconds, purpose)
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -98,12 +123,28 @@ class ProcessGroup:
         self._start("allreduce", [tensor], _options(dist.AllreduceOptions(), reduceOp=operation)).wait()
         return tensor
 
+    def start_broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
+        """Begin to replace a tensor by that of process ``root``."""
+        return self._start(
+            "broadcast", [tensor], _options(dist.BroadcastOptions(), rootRank=self.members.index(root), rootTensor=0)
+        )
+
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
         """Replace a tensor by that of process ``root``."""
-        self._start(
-            "broadcast", [tensor], _options(dist.BroadcastOptions(), rootRank=self.members.index(root), rootTensor=0)
-        ).wait()
+        self.start_broadcast(tensor, root).wait()
         return tensor
+
+    def send(self, values: torch.Tensor, process: int, tag: int) -> PointToPoint:
+        """Begin to send contiguous values to one process. Any thread may do so."""
+        return self._message("send", values, process, tag)
+
+    def receive(self, room: torch.Tensor, process: int, tag: int) -> PointToPoint:
+        """Begin to receive contiguous values that a process sends with this tag. Any thread may do so."""
+        return self._message("recv", room, process, tag)
+
+    def _message(self, operation: str, tensor: torch.Tensor, process: int, tag: int) -> PointToPoint:
+        started = self._call(operation, [tensor], self.members.index(process), tag)
+        return PointToPoint(self, started, self._seconds)
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all members, which have one shape, in their order."""
@@ -147,20 +188,24 @@ class ProcessGroup:
             except FutureTimeout:
                 lost = self._peers.missing()
                 if lost is not None:
-                    raise self._end(lost) from None
+                    raise self.end(lost) from None
             except RuntimeError as error:
                 problem = f"process {self.process_id}, at {address}, cannot connect to all others: {error}"
-                raise self._end(self._peers.failure(error, f"{problem}. {addresses.ADVICE}")) from error
+                raise self.end(self._peers.failure(error, f"{problem}. {addresses.ADVICE}")) from error
 
     def _start(self, operation: str, *arguments: Any) -> Pending:
+        return Pending(self, self._call(operation, *arguments))
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
         if self.failed is not None:
             raise self.failed
-        if self._gloo is None:
+        gloo = self._gloo
+        if gloo is None:
             raise createPoptorchError("This process has left the job: the group of its processes was shut down.")
         try:
-            return Pending(self, getattr(self._gloo, operation)(*arguments))
+            return getattr(gloo, operation)(*arguments)
         except RuntimeError as error:
-            raise self._end(error) from error
+            raise self.end(error) from error
 
     def finish(self, work: Any) -> None:
         """Wait for an operation, and look after the others meanwhile."""
@@ -170,24 +215,34 @@ class ProcessGroup:
                 return
             except RuntimeError as error:
                 if work.is_completed():
-                    raise self._end(error) from error
+                    raise self.end(error) from error
                 lost = self._peers.missing()
                 if lost is not None:
-                    raise self._end(lost) from error
+                    raise self.end(lost) from error
 
-    def leave(self, why: str) -> None:
-        """End the group for all members: this one cannot go on, and says why. Nothing, if it has ended already."""
-        if self.failed is None and self._gloo is not None:
-            self.failed = self._peers.announce(why)
+    def end(self, cause: Exception) -> RecoverableError:
+        """What to raise after a failure, which is the end of the group; several threads may notice it."""
+        with self._ending:
+            if self.failed is None:
+                self.failed = cause if isinstance(cause, RecoverableError) else self._peers.failure(cause)
+                self._peers.await_notice()
+                self.close()
+            return self.failed
+
+    def give_up(self, what: str) -> None:
+        """End the group, because this process has ``what``. All others fail in what they wait for, and say so."""
+        with self._ending:
+            gloo, first = self._gloo, self.failed is None
+            if self.failed is None:
+                self.failed = self._peers.leaves(what)
+        if gloo is not None and self.size > 1:
+            # A wait for a message that ends early closes all connections of the group, and with it all other waits.
+            with contextlib.suppress(RuntimeError):
+                other = (self.index + 1) % self.size
+                gloo.recv([torch.zeros(1, dtype=torch.uint8)], other, _HANG_UP).wait(timedelta(milliseconds=1))
+        if first:
             self._peers.await_notice()
-            self.close()
-
-    def _end(self, cause: Exception) -> RecoverableError:
-        error = cause if isinstance(cause, RecoverableError) else self._peers.failure(cause)
-        self.failed = error
-        self._peers.await_notice()
         self.close()
-        return error
 
     def close(self) -> None:
         """Leave the group. Operations under way fail; threads of the library must not outlive the interpreter."""
@@ -215,7 +270,7 @@ class _State:
     def __init__(self) -> None:
         self.process = os.getpid()
         self.store: Store | None = None
-        self.groups: dict[tuple[int, ...], ProcessGroup] = {}
+        self.groups: dict[tuple[Any, ...], ProcessGroup] = {}
         self.everybody: ProcessGroup | None = None
         self.active: ProcessGroup | None = None
         self.made = 0
@@ -276,6 +331,16 @@ def shutdown() -> None:
 
 
 atexit.register(shutdown)
+
+
+def group_of(members: Sequence[int], purpose: str) -> ProcessGroup:
+    """A group of some of the processes for one purpose, made when it is first asked for: all members must do so."""
+    everybody = _state.everybody
+    assert everybody is not None
+    key = (purpose, *members)
+    if key not in _state.groups:
+        _state.groups[key] = everybody.part(tuple(members), purpose)
+    return _state.groups[key]
 
 
 @contextlib.contextmanager

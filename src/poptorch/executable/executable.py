@@ -25,7 +25,8 @@ class Executable:
 
     @property
     def update(self) -> UpdateProgram | None:
-        return self.device.update
+        """The update that this process does."""
+        return self.device.local_update
 
     @property
     def plan(self) -> Plan:

@@ -25,6 +25,14 @@ class Code:
     source: str
 
 
+def _elsewhere(*arguments: object) -> tuple[torch.Tensor, ...]:
+    raise AssertionError("another process runs this stage")
+
+
+ELSEWHERE = Code(_elsewhere, "# another process runs this stage")
+"""The code of a stage that this process does not run."""
+
+
 @dataclass(frozen=True)
 class HostStage:
     """One stage of the plan as the host computes it.
@@ -55,7 +63,9 @@ class HostStage:
 
     @property
     def gradients(self) -> tuple[tuple[str, ...], ...]:
-        """The gradients that come together, in the order in which they come."""
+        """The gradients that come together, in the order in which they come; none from a stage that runs elsewhere."""
+        if self.code is ELSEWHERE:
+            return ()
         return self.buckets or ((tuple(self.description.gradients),) if self.description.gradients else ())
 
     def positions_of(self, kind: OutputKind) -> range:

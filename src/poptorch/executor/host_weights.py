@@ -65,6 +65,9 @@ class WeightsOnDevice(Protocol):
     def download(self) -> dict[str, torch.Tensor]:
         """Device parameters and buffers by name, not copied."""
 
+    def fetch(self) -> dict[str, torch.Tensor]:
+        """As ``download``, with what other processes have that share the replicas of this one."""
+
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Device parameters by name, not copied."""
 
@@ -151,6 +154,12 @@ class HostWeights:
         """The model's parameters and buffers by name."""
         return {entry.name: entry.tensor for entry in collect_state(self._model)}
 
+    @property
+    def have_values(self) -> bool:
+        """Whether no tensor of the model is on the meta device."""
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass():
+            return not any(tensor.is_meta for tensor in self.tensors().values())
+
     def names(self) -> dict[int, str]:
         """The names of parameters and buffers by the identity of the tensor."""
         return {id(entry.tensor): entry.name for entry in collect_state(self._model)}
@@ -180,7 +189,7 @@ class HostWeights:
         if kind is CommGroupType.All:
             self._groups.pop(name, None)
             return
-        replicas = self._options.replication_factor * self._options.Distributed.numProcesses
+        replicas = self._options.replication_factor * self._options.Distributed.numDataParts
         grouping = ReplicaGrouping(kind, size, replicas, retrieval)
         grouping.check(name, tuple(parameter.shape))
         self._groups[name] = grouping
@@ -304,10 +313,12 @@ class HostWeights:
             if self._overlay is not None:
                 self._overlay.end(keep=True)
             end_overlays(host.values())
-            values = memory.download()
+            values = memory.fetch()
             for name, tensor in host.items():
                 if self._known is not None and not self._known.is_known(name, tensor):
                     continue  # new since the last call: the device does not have its value, but will get it
+                if name not in values:  # another process has it, or no stage uses it
+                    continue
                 value = values[name]
                 if name in self._groups:
                     value = self._groups[name].to_host(value)
@@ -330,7 +341,7 @@ class HostWeights:
     def with_values_of(self, memory: WeightsOnDevice, names: set[str]) -> Iterator[None]:
         """In here, the named tensors have the device's values."""
         newer = memory.download()
-        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names}
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name in names and name in newer}
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             for name, tensor in tensors.items():

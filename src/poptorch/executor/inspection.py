@@ -19,9 +19,9 @@ def tensor_names(session: Session | None) -> list[str]:
     assert session is not None, "Model must be compiled before calling getTensorNames"
     traced = session.is_traced and session.program.training
     names = traced_names(session.program) if traced else list(value_names(session.program))
-    update = session.executable.update
-    if session.optimizer is not None and update is not None:
-        names += held_names(update, session.optimizer, traced=traced)
+    device = session.executable.device
+    if device.update is not None and device.interface.optimizer is not None:
+        names += held_names(device.update, device.interface.optimizer, traced=traced)
     return names
 
 

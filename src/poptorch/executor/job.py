@@ -12,11 +12,14 @@ from poptorch._version import __version__
 from poptorch.compiler.request import is_offline
 from poptorch.distributed import agreement, process_group
 from poptorch.distributed.exchange import ProcessExchange
-from poptorch.errors import RecoverableError
+from poptorch.distributed.process_group import ProcessGroup
+from poptorch.distributed.replica import BlockExchange, Team, same_block
+from poptorch.errors import RecoverableError, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.identity import identity
 from poptorch.options import Options
 from poptorch.program.program import Role
+from poptorch.runtime.exchange import GradientExchange
 
 if TYPE_CHECKING:
     from poptorch.executor.session import Session
@@ -27,35 +30,69 @@ _OWN = ("distributed_process_id", "ipu_id", "random_seed")
 _SHOWN = 5
 
 
-class Job:
-    """The processes among which gradients are summed."""
+def check_processes(options: Options) -> None:
+    """Refuse numbers of processes that cannot share replicas as the options ask for."""
+    processes, size = options.Distributed.numProcesses, options.Distributed.ipuBlocks
+    if processes % size:
+        raise createPoptorchError(
+            f"{processes} processes cannot be divided into groups of {size}, as Options.Distributed."
+            f"processesPerReplica({size}) asks for. Start a multiple of {size} processes."
+        )
 
-    def __init__(self, group: process_group.ProcessGroup) -> None:
-        self.group = group
+
+class Job:
+    """The processes that agree about a program: those among which gradients are summed, or that share replicas."""
+
+    def __init__(self, everybody: ProcessGroup, blocks: int, training: bool) -> None:
+        self._everybody = everybody
+        self._training = training
+        self.team: Team | None = None
+        """The processes that share the replicas of this one."""
+
+        self.group = everybody
+        """The processes that run the same program in step."""
+
+        self._same = everybody
+        """The processes that hold the same weights."""
+
+        if blocks > 1:
+            self.team = Team(everybody, blocks)
+            self._same = same_block(everybody, blocks)
+            self.group = everybody if training else self.team.group
         self._compared = False
 
     @staticmethod
     def of(options: Options, training: bool) -> Job | None:
         """Meet the other processes of the options; ``None`` where there are none, or nothing to say to them.
 
-        Inference needs no other process: each computes its own part of the data.
+        Inference needs no other process, unless several share a replica: each computes its own part of the data.
         """
-        processes = options.Distributed.numProcesses
-        if not training or processes == 1 or is_offline(options):
+        processes, blocks = options.Distributed.numProcesses, options.Distributed.ipuBlocks
+        if processes == 1 or is_offline(options) or not (training or blocks > 1):
             return None
-        return Job(process_group.ensure_initialized(options.Distributed.processId, processes))
+        everybody = process_group.ensure_initialized(options.Distributed.processId, processes)
+        return Job(everybody, blocks, training)
 
-    def exchange(self, executable: Executable) -> ProcessExchange:
+    def exchange(self, executable: Executable) -> GradientExchange | None:
         """How the gradients of a program are summed."""
-        update = executable.update
+        if not self._training:
+            return None
+        update, replicas = executable.update, executable.device.loop.replicas
         averaged = update is not None and update.running_mean
-        return ProcessExchange(self.group, averaged, executable.device.loop.replicas)
+        if self.team is not None:
+            return BlockExchange(self._same, self._everybody, averaged, replicas)
+        return ProcessExchange(self.group, averaged, replicas)
 
     def agree(self, session: Session) -> None:
         """Compare programs, then weights and seeds; those of process 0 count."""
         self._compared = True
         agreement.compare(self.group, _parts(session), _flat(session.wrapped.options.toDict()))
-        self._share_weights(session)
+        if self.team is not None:
+            self.team.gathers = all(self.team.gather_values(session.wrapped.weights.have_values))
+        if self._training:
+            if self._same.size > 1:
+                self._share_weights(session)
+            session.engine.share_weights()
         self._share_seed(session)
 
     def failed(self, error: BaseException) -> None:
@@ -74,11 +111,11 @@ class Job:
             logger.warning(
                 "Each of %d processes keeps values of its own of %s, which the model writes: buffers are not "
                 "exchanged. poptorch.Options.broadcastBuffers(False) says that this is intended.",
-                self.group.size,
+                self._same.size,
                 _some(written),
             )
         with torch.no_grad():
-            unequal = agreement.make_equal(self.group, tensors)
+            unequal = agreement.make_equal(self._same, tensors)
         if not unequal:
             return
         engine.memory.changed()
@@ -87,9 +124,9 @@ class Job:
             "Processes %s started with other weights than process %d: %s. Those of process %d are used everywhere. "
             "Give all processes the same seed, or load the same file, before the model is wrapped.",
             ", ".join(map(str, sorted({m for members in unequal.values() for m in members}))),
-            self.group.members[0],
+            self._same.members[0],
             _some(list(unequal)),
-            self.group.members[0],
+            self._same.members[0],
         )
 
     def _share_seed(self, session: Session) -> None:

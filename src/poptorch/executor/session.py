@@ -30,7 +30,7 @@ from poptorch.executor import caching
 from poptorch.executor.changes import changes
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
-from poptorch.executor.job import Job
+from poptorch.executor.job import Job, check_processes
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
 from poptorch.executor.reporting import reporter_for
@@ -131,6 +131,7 @@ def check_options(options: Options) -> None:
     set_repeat_limit(options.max_repeat_logs)
     mention_unfinished(options)
     check_target(options)
+    check_processes(options)
 
 
 class Session:
@@ -158,7 +159,8 @@ class Session:
         self.store = store
         """Where native code comes from, and what there is of it."""
 
-        self.engine = engine = Engine(executable, None if job is None else job.exchange(executable))
+        exchange, team = (None, None) if job is None else (job.exchange(executable), job.team)
+        self.engine = engine = Engine(executable, exchange, team)
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False
@@ -214,7 +216,7 @@ class Session:
             self._use_native_code(progress)
         progress.begin("loading")
         if wrapped.options.connection_type == ConnectionType.OnDemand:
-            self._target.attach(self.executable.device.ipus_per_replica)
+            self._target.attach(self.executable.device.local_ipus)
         # Stages and replicas bind the weights to their arguments, which have to stay where they are.
         wrapped.weights.open(overlay=self.program.training and self.executable.code.alone)
         offline = is_offline(wrapped.options)
@@ -229,7 +231,7 @@ class Session:
         """Reserve a device for the program and load everything on it."""
         if self.is_attached:
             raise createPoptorchError("Device is already attached. Call detachFromDevice() before attaching again.")
-        self._target.attach(self.executable.device.ipus_per_replica)
+        self._target.attach(self.executable.device.local_ipus)
         self._upload()
         self._load()
 
@@ -452,8 +454,8 @@ class Session:
 
     @property
     def optimizer(self) -> OptimizerSpec | None:
-        """Description of the optimizer, restricted to the parameters that a gradient reaches."""
-        spec: OptimizerSpec | None = self._interface.optimizer
+        """Description of the optimizer, restricted to parameters that a gradient reaches and this process updates."""
+        spec: OptimizerSpec | None = self.executable.device.local_optimizer
         return spec
 
     @property
@@ -523,7 +525,7 @@ def _compiled(
     dump = requested_dump(request.training)
     device = lower_for_device(request, progress.begin, trace, dump)
     if options.connection_type == ConnectionType.Always:
-        target.attach(device.ipus_per_replica)
+        target.attach(device.local_ipus)
     progress.begin("code")
     with trace.span(SpanKind.COMPILE, label="host code"):
         executable = Executable(device, build_host(device, dump))

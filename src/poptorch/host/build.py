@@ -15,7 +15,7 @@ from poptorch.compiler.passes.stages import Cut, split
 from poptorch.compiler.pipeline import HOST_PASSES, lower
 from poptorch.compiler.plan import whole_stage
 from poptorch.errors import createPoptorchError
-from poptorch.executable.host_code import Code, HostCode, HostStage
+from poptorch.executable.host_code import ELSEWHERE, Code, HostCode, HostStage
 from poptorch.host.factoring import generate_factored
 from poptorch.host.grouping.choice import group
 from poptorch.host.interpret.code import generate, generate_flat, generate_step
@@ -112,9 +112,14 @@ def generate_stages(build: Build) -> str:
         described = (whole_stage(build.program),)
     buckets = exchanged_buckets(device, build.program)
     build.stages = tuple(
-        HostStage(stage, _generated(stage.program, buckets, accumulates), buckets) for stage in described
+        HostStage(stage, _generated(stage.program, buckets, accumulates), buckets)
+        if device.runs(stage)
+        else HostStage(stage, ELSEWHERE)
+        for stage in described
     )
-    return f"{len(build.stages)} stages" + (f", gradients in {len(buckets)} buckets" if buckets else "")
+    own = sum(device.runs(stage) for stage in described)
+    made = f"{own} stages" if own == len(described) else f"{own} of {len(described)} stages"
+    return made + (f", gradients in {len(buckets)} buckets" if buckets else "")
 
 
 def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool) -> Code:
@@ -144,7 +149,7 @@ def bucket_positions(program: Program, buckets: Sequence[Sequence[str]]) -> list
 
 def generate_update(build: Build) -> str:
     """Straight-line Python for the update, or for its shards."""
-    update = build.device.update
+    update = build.device.local_update
     if update is None:
         return "none"
     build.update = generate_flat(update.graph_module, "update", update.numerics)
@@ -192,7 +197,7 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
         stages=build.stages,
         edges=plan.edges if build.cut is None else tuple(build.cut.edges),
         carried=plan.carried if build.cut is None else tuple(build.cut.carried),
-        width=width(plan, [stage.program for stage in build.stages], device.loop.replicas),
+        width=width(plan, [s.description for s in build.stages if device.runs(s.description)], device.loop.replicas),
         alone=build.is_alone,
         update=build.update,
         shards=build.shards,

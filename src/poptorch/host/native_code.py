@@ -52,13 +52,14 @@ class NativeBuild:
         self._store = store
         self._progress = progress
         self._target = target_for(code.program, torch.get_num_threads())
-        self._update = device.update
+        self._update = device.local_update
         if self._update is not None and (code.shards or updates_in_library(self._update)):
             self._update = None  # it stays as it is
         self._joined = updates_every_time(device, code.alone) and self._update is not None
         self._apart = self._update is not None and not updates_many_weights(self._update)
         self._begun = 0
-        self._count = (1 if code.alone else len(code.stages)) + (self._apart and not self._joined)
+        own = sum(device.runs(stage.description) for stage in code.stages)
+        self._count = (1 if code.alone else own) + (self._apart and not self._joined)
         progress.extend(self._count + 1)
 
     def join_update(self) -> None:
@@ -82,7 +83,7 @@ class NativeBuild:
             generated = self._generate(code.stages[0], generate_native, self._target)
             stages: tuple[HostStage, ...] = (dataclasses.replace(code.stages[0], code=generated),)
         else:
-            stages = tuple(self._stage(stage) for stage in code.stages)
+            stages = tuple(self._stage(s) if self._device.runs(s.description) else s for s in code.stages)
         self.made = dataclasses.replace(code, stages=stages)
 
     def generate_update(self) -> None:

@@ -50,7 +50,7 @@ class UpdateSettings:
         training = options.Training
         return UpdateSettings(
             micro_batches=training.gradient_accumulation,
-            replicas=options.replication_factor * options.Distributed.numProcesses,
+            replicas=options.replication_factor * options.Distributed.numDataParts,
             reduction=ReductionType(training.accumulation_and_replication_reduction_type),
             strategy=MeanReductionStrategy(training.meanAccumulationAndReplicationReductionStrategy),
             loss_scaling=automatic,

@@ -268,6 +268,7 @@ OPTIONS_KEYS: tuple[BackendKey, ...] = (
     _own("uint64", "num_distributed_processes"),
     _own("uint64", "output_mode", enums.OutputMode),
     _own("uint64", "output_return_period"),
+    _own("uint64", "processes_per_replica"),
     _own("uint64", "random_seed"),
     _own("uint64", "replication_factor"),
     _own("uint64", "sync_pattern", enums.SyncPattern),

@@ -344,6 +344,14 @@ def configure_process_id(distributed: Any, process_id: int, num_processes: int) 
 
 def disable_distributed(distributed: Any) -> None:
     configure_process_id(distributed, 0, 1)
+    if distributed.exists("processes_per_replica"):
+        distributed.set(processes_per_replica=1)
+
+
+def processes_per_replica(distributed: Any, processes: int) -> None:
+    require_type("processes_per_replica", processes, int)
+    require(processes >= 1, f"A replica is shared by at least 1 process, not by {processes}.")
+    distributed.createOrSet(processes_per_replica=processes)
 
 
 def set_env_var_names(distributed: Any, var_num_processes: str, var_process_id: str) -> None:

@@ -367,6 +367,21 @@ _DISTRIBUTED = (
         stored="4",
         refusals=(Refusal(("1", 4), AssertionError, _TYPE), Refusal((1, 4.0), AssertionError, _TYPE)),
     ),
+    Option(
+        group="Distributed",
+        method="processesPerReplica",
+        parameters=(Parameter("processes", int),),
+        keys=(Key("processes_per_replica", declared=int),),
+        apply=do.processes_per_replica,
+        doc="""Let this many consecutive processes share each replica: its IPUs are divided into as many blocks of equal
+        size, and each process runs the pipeline stages on one block. They read the same data. The original has
+        nothing like it.""",
+        effect="host",
+        effect_note="activations and gradients travel between processes; each holds the weights of its own stages.",
+        example="2",
+        stored="2",
+        refusals=(Refusal(("2",), AssertionError, _TYPE), Refusal((0,), AssertionError, "at least 1")),
+    ),
 )
 
 _JIT = (

@@ -94,6 +94,31 @@ class _DistributedOptions(DistributedSetters, OptionContainer):
         """The connection file of this process, or ``None`` if there is none."""
         return (self.ipuof_configs or connection_files(DEFAULT)).get(self.processId)
 
+    @property
+    def ipuBlocks(self) -> int:
+        """How many processes share each replica, each with its block of the replica's IPUs."""
+        return int(self.processes_per_replica) if self.exists("processes_per_replica") else 1
+
+    @property
+    def ipuBlock(self) -> int:
+        """Which block of the IPUs of a replica this process runs.
+
+        >>> options = _DistributedOptions().configureProcessId(3, 4).processesPerReplica(2)
+        >>> options.ipuBlock, options.dataPart, options.numDataParts
+        (1, 1, 2)
+        """
+        return self.distributed_process_id % self.ipuBlocks
+
+    @property
+    def dataPart(self) -> int:
+        """Which part of the data this process reads; processes that share replicas read the same one."""
+        return self.distributed_process_id // self.ipuBlocks
+
+    @property
+    def numDataParts(self) -> int:
+        """Into how many parts the data are divided."""
+        return max(1, self.num_distributed_processes // self.ipuBlocks)
+
 
 class _JitOptions(JitSetters, OptionContainer):
     """How a model's graph is captured."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.program.program import Role
@@ -17,8 +18,9 @@ class DeviceMemory:
 
     def __init__(self, executable: Executable) -> None:
         program, settings = executable.program, executable.device.settings
-        self._parameter_names = [p.name for p in program.ports_of(Role.PARAMETER)]
-        self._buffer_names = [p.name for p in program.ports_of(Role.BUFFER)]
+        uses = executable.device.uses
+        self._parameter_names = [p.name for p in program.ports_of(Role.PARAMETER) if uses(p.name)]
+        self._buffer_names = [p.name for p in program.ports_of(Role.BUFFER) if uses(p.name)]
         self._types = {p.name: p.dtype for p in program.ports if p.role in (Role.PARAMETER, Role.BUFFER)}
         self._loop = executable.device.loop
         self._private_buffers = settings.private_buffers
@@ -51,6 +53,8 @@ class DeviceMemory:
     def allocate(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Make the tensors of the device, with these values."""
 
+        check_values({name: tensors[name] for name in (*self._parameter_names, *self._buffer_names)})
+
         def device_copy(name: str) -> torch.Tensor:
             return tensors[name].detach().to(self._types[name], copy=True, memory_format=torch.contiguous_format)
 
@@ -62,7 +66,9 @@ class DeviceMemory:
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite all weights and buffers; every replica gets the same values."""
-        self.write_some({name: tensors[name] for name in (*self._parameter_names, *self._buffer_names)})
+        given = {name: tensors[name] for name in (*self._parameter_names, *self._buffer_names)}
+        check_values(given)
+        self.write_some(given)
 
     def write_some(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite the weights and buffers of these names."""
@@ -110,3 +116,20 @@ class DeviceMemory:
     def copy_of(self, name: str) -> torch.Tensor:
         """The value of a parameter, in rows."""
         return self.parameters[name].clone(memory_format=torch.contiguous_format)
+
+
+def check_values(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse to load what has no values.
+
+    >>> check_values({"weight": torch.empty(2, device="meta")})
+    Traceback (most recent call last):
+    poptorch.errors.Error: ...
+    """
+    missing = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise createPoptorchError(
+            f"{missing[0]}{more} of the model cannot be loaded: on the meta device there are no values. Give values to "
+            "the parameters and buffers that this process runs before the model is wrapped. With several processes for "
+            "each replica, poptorch.tensorsOfProcess(model, options, *arguments) lists them."
+        )

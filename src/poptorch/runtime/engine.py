@@ -21,11 +21,13 @@ from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, LocalExchange
 from poptorch.runtime.faults import faults_of
 from poptorch.runtime.heap import keep_freed_memory
+from poptorch.runtime.links import ReplicaLink
 from poptorch.runtime.loss_scale import LossScale
 from poptorch.runtime.parallel import ParallelRunner
 from poptorch.runtime.random_numbers import RandomNumbers
 from poptorch.runtime.rounds import RoundExchange
 from poptorch.runtime.sequential import SequentialRunner
+from poptorch.runtime.sharing import Sharing
 from poptorch.runtime.stamps import store_times
 from poptorch.runtime.streams import OutputStream
 from poptorch.runtime.updater import Updater
@@ -36,7 +38,9 @@ from poptorch.schedule import Tick
 class Engine:
     """Device memory, the optimizer's state, random numbers, and the runner that uses them."""
 
-    def __init__(self, executable: Executable, exchange: GradientExchange | None = None) -> None:
+    def __init__(
+        self, executable: Executable, exchange: GradientExchange | None = None, link: ReplicaLink | None = None
+    ) -> None:
         keep_freed_memory()
         device, loop = executable.device, executable.code.loop
         self.executable = executable
@@ -53,9 +57,12 @@ class Engine:
         """The anchored values of the latest call."""
 
         self.sequential = SequentialRunner(executable, self.memory)
-        self.parallel = None if executable.code.alone else ParallelRunner(executable)
+        self.parallel = None if executable.code.alone else ParallelRunner(executable, link)
         """Runs the stages of a model on several IPUs, or several replicas, at the same time."""
 
+        self._sharing = None
+        if link is not None and device.blocks is not None:
+            self._sharing = Sharing(executable, device.blocks, link)
         if self.parallel is not None:
             self.memory.on_change(self.parallel.weights_changed)
         self._faults = faults_of(executable)
@@ -100,6 +107,18 @@ class Engine:
     def download(self) -> dict[str, torch.Tensor]:
         """Device parameters and buffers by name (not copied; those of the first replica)."""
         return self.memory.read()
+
+    def fetch(self) -> dict[str, torch.Tensor]:
+        """As :meth:`download`, and where processes share replicas, what the others have, if the host has room for it.
+
+        All processes that share replicas have to ask for it.
+        """
+        return self.download() if self._sharing is None else self._sharing.fetch(self.memory)
+
+    def share_weights(self) -> None:
+        """Make weights that several processes use equal to those of the process that updates them."""
+        if self._sharing is not None:
+            self._sharing.share_weights(self.memory)
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Device parameters by name (not copied)."""
@@ -164,6 +183,9 @@ class Engine:
                 self._anchor_held(iteration, anchors, updated=False)
                 self._anchor_held(iteration, anchors, updated=True)
         self.random.position = first + loop.device_iterations * loop.gradient_accumulation
+        if self._sharing is not None:
+            self.anchored = self._sharing.anchors(anchors)
+            return self._sharing.results(results)
         self.anchored = {anchor.short_name: stream.take() for anchor, stream in anchors.items()}
         return [stream.take() for stream in results]
 
@@ -185,6 +207,7 @@ class Engine:
             random.position = first + (updates + 1) * loop.gradient_accumulation
             self._anchor_held(updates, anchors, updated=False)
             self.updater.apply(self.executable.code, gradients, random.of_update(), self.exchange, self.trace)
+            self.share_weights()
             updated()
 
         return Call(
@@ -225,7 +248,7 @@ class Engine:
         loop = self.executable.code.loop
         last = loop.gradient_accumulation - 1
         for anchor, stream in anchors.items():
-            if anchor.held is None:
+            if anchor.held is None or (self._sharing is not None and not self._sharing.holds(anchor)):
                 continue
             value = self._held(anchor)
             for step in (last,) if updated else range(last):

@@ -20,9 +20,12 @@ from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.call import Call
+from poptorch.runtime.crossings import Crossings, crossings_of
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
 from poptorch.runtime.faults import CallFaults
+from poptorch.runtime.links import ReplicaLink
+from poptorch.runtime.mail import Mail
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
@@ -35,8 +38,11 @@ from poptorch.schedule import Kind
 class ParallelRunner:
     """Runs the stages of a plan on several IPUs, or several replicas, at the same time."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: Executable, link: ReplicaLink | None = None) -> None:
         device, code = executable.device, executable.code
+        self.link = link
+        """The processes that share the replicas of this one."""
+
         self._device = device
         self._loop = code.loop
         self._training = device.program.training
@@ -51,10 +57,19 @@ class ParallelRunner:
             training=self._training,
             members=self._loop.group_size,
         )
+        descriptions = [stage.description for stage in code.stages]
+        self.crossings: Crossings | None = None
+        """What passes between the processes that share replicas."""
+
+        if device.blocks is not None:
+            self.crossings = crossings_of(self.graph, descriptions, code.edges, device.blocks)
+            self.graph = self.crossings.graph
         self._width = code.width
         self.edges = code.edges
         self._stages = code.stages
-        self.bound: list[BoundStage] = []
+        self.bound: dict[int, BoundStage] = {}
+        """The stages that this process runs, by number."""
+
         workers = CoreShare.of(self._width).workers
         self.gradients = OrderedGradients(executable, [s.gradients for s in code.stages], workers)
         self.residency = Residency(device)
@@ -72,17 +87,21 @@ class ParallelRunner:
     def bind(self, memory: DeviceMemory) -> None:
         """Connect every stage of every replica with the weights and buffers that it uses."""
         constants = self._device.program.constants
-        self.bound = [BoundStage.of(s, memory, self._loop.replicas, constants) for s in self._stages]
+        self.bound = {
+            number: BoundStage.of(stage, memory, self._loop.replicas, constants)
+            for number, stage in enumerate(self._stages)
+            if self._device.runs(stage.description)
+        }
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same stages."""
         self._stages = code.stages
-        for bound, stage in zip(self.bound, code.stages, strict=bool(self.bound)):  # none before weights are there
-            bound.stage = stage
+        for number, bound in self.bound.items():  # none before weights are there
+            bound.stage = code.stages[number]
 
     def weights_changed(self) -> None:
         """Copies of the weights in another type are outdated."""
-        for stage in self.bound:
+        for stage in self.bound.values():
             for weights in stage.parameters:
                 weights.changed()
 
@@ -98,6 +117,8 @@ class ParallelRunner:
                 self._round(iteration, call, stamps, share, faults)
         finally:
             self.gradients.reset()
+        if self.link is not None:
+            stamps.complete()
         if call.trace.active:
             stamps.report(call.trace)
         return stamps
@@ -109,13 +130,26 @@ class ParallelRunner:
         execute: Execute = work.execute
         if faults is not None:
             execute = faults.before_tasks(execute, partial(self.first_of, iteration))
-        spans = run_tasks(self.graph, execute, share, call.trace)
+        spans = self._run(execute, share, call.trace, work)
         self.rounds.append(spans)
         if call.trace.active:
             self._report(call.trace, spans, iteration)
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
             call.update(self.gradients.take() if call.exchange is None else call.exchange.take())
+
+    def _run(self, execute: Execute, share: CoreShare, trace: Trace, work: _Round) -> list[Span]:
+        """Run the tasks of a round that belong to this process."""
+        mail = work.mail
+        if mail is None:
+            return run_tasks(self.graph, execute, share, trace)
+        try:
+            spans = run_tasks(self.graph, execute, share, trace, mail.open)
+            mail.close()
+            return spans
+        except BaseException as error:
+            mail.abandon(error)
+            raise
 
     def _report(self, trace: Trace, spans: Sequence[Span], iteration: int) -> None:
         for span in spans:
@@ -192,6 +226,14 @@ class _Round:
         self._lock = threading.Lock()
         self._live = 0
         self.peak_bytes = 0
+        self.mail: Mail | None = None
+        """What goes to other processes, and comes from them."""
+
+        if runner.link is not None and runner.crossings is not None:
+            self._local_uses = runner.crossings.local_uses
+            self.mail = Mail(runner.link, runner.crossings, runner.edges, self._deliver)
+        else:
+            self._local_uses = {index: len(edge.consumers) for index, edge in enumerate(runner.edges)}
 
     def execute(self, task: Task) -> Rest | None:
         """Run one task on the current thread. What is left to do is to add its gradients, if it has any."""
@@ -245,13 +287,10 @@ class _Round:
             at = bound.positions[kind]
             return outputs[at.start : at.stop]
 
-        with self._lock:
-            for edge, value in zip(d.sends, values(OutputKind.SEND), strict=True):
-                key = edge, task.job.micro, task.replica
-                self._values[key] = value
-                self._uses[key] = len(self._edges[edge].consumers)
-                self._live += self._edges[edge].num_bytes
-            self.peak_bytes = max(self.peak_bytes, self._live)
+        sent = list(zip(d.sends, values(OutputKind.SEND), strict=True))
+        self._deliver(task, sent)
+        if self.mail is not None:
+            self.mail.post(task, dict(sent))
         if d.results:
             members = self._runner.members(first)
             self._stamps.output(members)
@@ -274,6 +313,17 @@ class _Round:
         at = task.stage, task.job.micro, task.replica
         for rest in self._runner.gradients.add(*at, gradients, bucket):
             rest()
+
+    def _deliver(self, task: Task, sent: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Keep values for the stages of this process that use them."""
+        with self._lock:
+            for edge, value in sent:
+                if self._local_uses[edge]:
+                    key = edge, task.job.micro, task.replica
+                    self._values[key] = value
+                    self._uses[key] = self._local_uses[edge]
+                    self._live += self._edges[edge].num_bytes
+            self.peak_bytes = max(self.peak_bytes, self._live)
 
 
 class _StageRandom(RandomSource):

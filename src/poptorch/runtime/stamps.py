@@ -64,6 +64,12 @@ class Stamps:
         """An output has arrived; the last one counts."""
         self._output_complete.update(dict.fromkeys(members, time.perf_counter()))
 
+    def complete(self) -> None:
+        """The rest of the call ran in other processes: what was not seen here has happened by now."""
+        micro_batches = list(self._loop.micro_batches())
+        for times in (self._input, self._input_complete, self._output, self._output_complete):
+            _note_first(times, micro_batches)
+
     def store(self, counters: PerfCounters) -> None:
         """Hand the times over."""
         micro_batches = list(self._loop.micro_batches())

@@ -68,6 +68,10 @@ class OutputStream:
                 upcoming += 1
             self._added[block] = upcoming
 
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for what another process gathers, of values with this shape."""
+        return _blocks(torch.empty(tuple(shape), dtype=dtype), self._multiplicity)
+
     def take(self) -> torch.Tensor:
         """The gathered output; the stream is empty afterwards."""
         whole, self._whole = self._whole, None

@@ -60,6 +60,9 @@ class TaskGraph:
 
     tasks: list[Task] = field(default_factory=list)
     waits_for: list[set[int]] = field(default_factory=list)
+    elsewhere: frozenset[int] = frozenset()
+    """Tasks that another process runs, and that others here wait for."""
+
     _successors: list[list[int]] | None = field(default=None, init=False, repr=False)
 
     def successors(self) -> list[list[int]]:

@@ -27,6 +27,14 @@ Execute = Callable[[Task], Rest | None]
 """Runs a task; what it returns is done next, after the tasks that waited for this one were told."""
 
 
+Begun = Callable[[Callable[[int], None], Callable[[BaseException], None]], None]
+"""Called when a graph is about to run, with a function to tell it that a task elsewhere is over, and one to stop it."""
+
+
+def _alone(arrived: Callable[[int], None], stop: Callable[[BaseException], None]) -> None:
+    """All tasks of a graph are here."""
+
+
 LAST_WORK_S = 2.0
 """How long the end of the program waits for tasks that are under way."""
 
@@ -70,8 +78,11 @@ class _Run:
     def __post_init__(self) -> None:
         self._successors = self.graph.successors()
         self._waiting = [len(w) for w in self.graph.waits_for]
-        self._left = len(self.graph.tasks)
-        self.ready = [(t.urgency, t.index) for t in self.graph.tasks if not self._waiting[t.index]]
+        elsewhere = self.graph.elsewhere
+        self._left = len(self.graph.tasks) - len(elsewhere)
+        self.ready = [
+            (t.urgency, t.index) for t in self.graph.tasks if not self._waiting[t.index] and t.index not in elsewhere
+        ]
         heapq.heapify(self.ready)
         self.stopped = self._left == 0
 
@@ -103,17 +114,21 @@ class _Run:
         start = time.perf_counter()
         rest = self.execute(task)
         released = time.perf_counter()
-        self._release(task, busy=rest is not None)
+        self._release(task.index, busy=rest is not None)
         leftovers = () if rest is None else rest()
         ended = released if rest is None else time.perf_counter()
         self.spans.append(Span(task, worker, start, ended, released, threading.get_ident()))
         self._done(leftovers)
 
-    def _release(self, task: Task, busy: bool) -> None:
+    def arrived(self, index: int) -> None:
+        """A task of another process is over."""
+        self._release(index, busy=True)
+
+    def _release(self, index: int, busy: bool) -> None:
         """Tasks that waited for this one may start."""
         with self.changed:
             before = len(self.ready)
-            for following in self._successors[task.index]:
+            for following in self._successors[index]:
                 self._waiting[following] -= 1
                 if not self._waiting[following]:
                     heapq.heappush(self.ready, (self.graph.tasks[following].urgency, following))
@@ -141,9 +156,10 @@ class _Run:
             self.changed.notify_all()
 
 
-def run_inline(graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE) -> list[Span]:
+def run_inline(graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE, begun: Begun = _alone) -> list[Span]:
     """Run the graph on the calling thread, with all its cores inside operations."""
     run = _Run(graph, execute, trace)
+    begun(run.arrived, run.stop)
     run.work(0)
     if run.error is not None:
         raise run.error
@@ -173,11 +189,14 @@ class WorkerPool:
         # The bound of each thread is its own, but the last one set is also what new threads start with.
         torch.set_num_threads(before)
 
-    def run(self, graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE) -> list[Span]:
+    def run(
+        self, graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE, begun: Begun = _alone
+    ) -> list[Span]:
         """Run all tasks; raises what a task raises, after the tasks under way are done."""
         run = _Run(graph, execute, trace)
         with self._turn:
             try:
+                begun(run.arrived, run.stop)
                 with self._wake:
                     self._run = run
                     self._generation += 1
@@ -289,13 +308,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pools)
 
 
-def run_tasks(graph: TaskGraph, execute: Execute, share: CoreShare, trace: Trace = NO_TRACE) -> list[Span]:
+def run_tasks(
+    graph: TaskGraph, execute: Execute, share: CoreShare, trace: Trace = NO_TRACE, begun: Begun = _alone
+) -> list[Span]:
     """Run the graph with this share of the host; a task that itself runs a model does so on its own thread."""
     if share.workers == 1 or _inside.worker is not None:
-        return run_inline(graph, execute, trace)
+        return run_inline(graph, execute, trace, begun)
     with _pools_lock:
         key = share.workers, share.threads
         if key not in _pools:
             _pools[key] = WorkerPool(share)
         pool = _pools[key]
-    return pool.run(graph, execute, trace)
+    return pool.run(graph, execute, trace, begun)

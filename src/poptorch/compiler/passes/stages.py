@@ -28,6 +28,8 @@ class Edge:
     consumers: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    strides: tuple[int, ...] = ()
+    """How it lies in memory: in another process it lies in the same way."""
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +94,14 @@ def split(program: Program, partition: Partition, carried: list[Carried]) -> Cut
     crossing = _crossing(program, slots)
     numbers = {node: index for index, (node, _) in enumerate(crossing)}
     edges = [
-        Edge(node.name, slots[node], consumers, tuple(value_of(node).shape), value_of(node).dtype)
+        Edge(
+            node.name,
+            slots[node],
+            consumers,
+            tuple(value_of(node).shape),
+            value_of(node).dtype,
+            tuple(value_of(node).stride()),
+        )
         for node, consumers in crossing
     ]
     stages = [_Cutter(program, partition, slot, nodes, numbers).cut() for slot, nodes in members.items()]
