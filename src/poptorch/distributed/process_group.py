@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from poptorch import environment, launchers
 from poptorch._logging import logger
@@ -91,7 +91,9 @@ class ProcessGroup:
 
         name = "-".join(map(str, self.members)) if len(self.members) < len(peers.all) else "all"
         self._gloo: Any = None
-        self._gloo = self._connected(PrefixStore(f"group/{name}{purpose and f'/{purpose}'}", store))
+        # One process alone needs no meeting place: the process that serves it may have ended.
+        shared = store if len(self.members) > 1 else HashStore()
+        self._gloo = self._connected(PrefixStore(f"group/{name}{purpose and f'/{purpose}'}", shared))
 
     @property
     def size(self) -> int:
