@@ -91,7 +91,7 @@ def main() -> None:
         view.open("memory")
         take(view, "memory", "light", 870)
         view.open("pipeline")
-        take(view, "pipeline", "light", 1290)
+        take(view, "pipeline", "light", 1440)
         view.open("trace")
         view.press_button("trace", "Flame")
         view.until("return document.querySelector('#panel-trace .chart[data-drawn]')")

@@ -371,10 +371,22 @@ class TestEmptyStates:
         profile = synthetic_profile(2, 8, 24, 10)
         for name in ("operations", "liveness", "variables", "jobs", "spans"):
             profile.tables[name] = {column: values[:0] for column, values in profile.tables[name].items()}
+        profile.document["execution"]["runs"] = []
         profile.tables["programs"] = {column: values[:1] for column, values in profile.tables["programs"].items()}
         view = View(driver, page.write_page(tmp_path, profile))
         for tab in TABS:
             view.open(tab)
+        assert view.console() == []
+
+
+    def test_an_ipu_without_steps_says_so(self, driver, tmp_path):
+        profile = synthetic_profile(2, 8, 24, 10)
+        kept = profile.tables["liveness"]["ipu"] == 1
+        profile.tables["liveness"] = {column: values[kept] for column, values in profile.tables["liveness"].items()}
+        view = View(driver, page.write_page(tmp_path, profile), "liveness")
+        assert "IPU 0 has no steps" in view.one("#panel-liveness").text
+        view.choose("#panel-liveness select", "1")
+        assert "Step " in view.one("#panel-liveness p[role=status]").text
         assert view.console() == []
 
 

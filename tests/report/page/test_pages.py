@@ -64,7 +64,7 @@ class TestRoutes:
 
     @pytest.mark.parametrize("module", ["plotly", "jinja2"])
     def test_without_its_packages_a_warning_says_how_to_get_the_page(self, tmp_path, monkeypatch, caplog, module):
-        rendering._plotly.cache_clear()
+        rendering.plotly_script.cache_clear()
         monkeypatch.setitem(sys.modules, module, None)
         with caplog.at_level(logging.WARNING):
             infer(poptorch.Options().enableProfiling(str(tmp_path)))

@@ -55,7 +55,7 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Table]]:
     """The reverse, for tests and tools.
 
     >>> figures, tables = unpack(pack({"a": 1}, {"t": {"name": np.array(["x", "y", "x"]), "n": np.array([1.5, 2, 3])}}))
-    >>> figures["a"], list(tables["t"]["name"]), tables["t"]["n"].tolist()
+    >>> figures["a"], tables["t"]["name"].tolist(), tables["t"]["n"].tolist()
     (1, ['x', 'y', 'x'], [1.5, 2.0, 3.0])
     """
     content = gzip.decompress(packed)

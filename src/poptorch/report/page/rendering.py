@@ -47,7 +47,7 @@ def render(title: str, reports: Sequence[PackedReport], comparison: Content | No
         style=Markup(_asset("style.css")),
         script=Markup("\n".join(_asset(f"js/{name}.js") for name in SCRIPTS)),
         templates=as_text(gzip.compress(json.dumps(_templates()).encode(), mtime=0)),
-        plotly=_plotly(),
+        plotly=plotly_script(),
         reports=reports,
         comparison=as_text(comparison.packed()) if comparison is not None else None,
     )
@@ -59,7 +59,7 @@ def _asset(name: str) -> str:
 
 
 @functools.cache
-def _plotly() -> str:
+def plotly_script() -> str:
     """The script of plotly, compressed: most tabs of most readers never need it."""
     script = (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return as_text(gzip.compress(script, mtime=0))
@@ -71,4 +71,4 @@ def _templates() -> dict[str, Any]:
     return {theme: json.loads((folder / f"{name}.json").read_text("utf-8")) for theme, name in TEMPLATES.items()}
 
 
-__all__ = ["SCRIPTS", "PackedReport", "render"]
+__all__ = ["SCRIPTS", "PackedReport", "plotly_script", "render"]

@@ -71,7 +71,9 @@ function compareTab(reports, comparison, panel) {
       hoverinfo: "text",
     }));
   const labels = Array.from(range(categories.rows), (row) => categories.at("category", row));
-  const mebi = ["one", "other"].map((side) => Array.from(categories.numbers(side), (size) => size / 2 ** 20));
+  const sizes = ["one", "other"].map((side) => [...categories.numbers(side)]);
+  const [unit, unitName] = unitOf(Math.max(...sizes.flat()));
+  const inUnits = sizes.map((side) => side.map((size) => size / unit));
   const keys = Object.keys(RESOURCES).filter((key) =>
     reports.some(({ document: it }) => it.estimate.cyclesByResource[key] > 0),
   );
@@ -79,8 +81,8 @@ function compareTab(reports, comparison, panel) {
   return charts
     .draw(
       memory,
-      grouped(labels, mebi, (value) => format.bytes(value * 2 ** 20)),
-      { barmode: "group", yaxis: { title: { text: "MiB" } }, xaxis: { tickangle: -35 } },
+      grouped(labels, inUnits, (value) => format.bytes(value * unit)),
+      { barmode: "group", yaxis: { title: { text: unitName } }, xaxis: { tickangle: -35 } },
     )
     .then(() =>
       charts.draw(

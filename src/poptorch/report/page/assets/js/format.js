@@ -40,6 +40,12 @@ const format = {
   text: (value) => String(value),
 };
 
+/** The unit for an axis of bytes up to that many: its size and its name. */
+function unitOf(bytes) {
+  const power = Math.min(3, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
+  return [1024 ** power, ["bytes", "KiB", "MiB", "GiB"][power]];
+}
+
 /** Plotly reads a few tags in texts: what comes from the user must not be one of them. */
 const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 

@@ -99,7 +99,7 @@ class Grid {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
     const texts = this.columns.filter((column) => !column.numeric);
     const all = plain.format(this.all.length);
-    if (words.length === 0) return { rows: [...this.all], count: `${all} rows` };
+    if (words.length === 0) return { rows: [...this.all], count: `${all} ${this.all.length === 1 ? "row" : "rows"}` };
     const rows = this.all.filter((row) => {
       const text = texts
         .map((column) => column.value(row))

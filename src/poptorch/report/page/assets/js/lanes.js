@@ -2,6 +2,7 @@
 // a pixel or two is drawn together with its neighbours, and zooming in draws it anew.
 
 const LANE_BARS = 4000; // at most about so many bars in a chart
+const LABELLED = 600; // more bars than that go without texts, which take long to draw and are too small to read
 const LETTERS = 165; // that fit into its width
 const TOGETHER = 6; // a bar for what is narrow is as wide as so many of the narrowest
 
@@ -91,6 +92,8 @@ class Lanes {
     this.lanes.forEach((rows, lane) => this.drawLane(rows, lane, bar));
     const order = Object.keys(this.options.colours);
     const found = [...byKind.values()].sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
+    if (found.reduce((sum, trace) => sum + trace.x.length, 0) > LABELLED)
+      for (const trace of found) trace.textposition = "none";
     if (found.length > 0) return found;
     return [{ type: "bar", orientation: "h", x: [0], y: [0], hoverinfo: "skip", showlegend: false }];
   }

@@ -34,7 +34,9 @@ function livenessTab(report, panel) {
   function draw() {
     const first = offsets[state.ipu],
       x = range(steps());
-    const y = Array.from(x, (i) => (bytes[first + i] + added()) / 2 ** 20);
+    const most = x.reduce((found, i) => Math.max(found, bytes[first + i] + added()), 0);
+    const [unit, unitName] = unitOf(most);
+    const y = Array.from(x, (i) => (bytes[first + i] + added()) / unit);
     const closed = (values, end) => [...values, end]; // a step lasts until the next one, the last one, too
     const text = Array.from(x, (i) =>
       [
@@ -50,7 +52,7 @@ function livenessTab(report, panel) {
           type: "scatter",
           mode: "lines",
           x: closed(x, steps()),
-          y: closed(y, y.at(-1)),
+          y: closed(y, y.at(-1) ?? 0),
           line: { shape: "hv", width: 1.5, color: PALETTE[0] },
           fill: "tozeroy",
           hovertext: text,
@@ -71,7 +73,7 @@ function livenessTab(report, panel) {
         hovermode: "closest",
         xaxis: { title: { text: "step of the program" }, range: div.layout?.xaxis?.range?.slice() ?? [0, steps()] },
         yaxis: {
-          title: { text: state.always ? "MiB live" : "MiB not always live" },
+          title: { text: `${unitName} ${state.always ? "live" : "not always live"}` },
           rangemode: "tozero",
           fixedrange: true,
         },
@@ -94,6 +96,11 @@ function livenessTab(report, panel) {
   function choose(step) {
     state.step = Math.max(0, Math.min(steps() - 1, Number.isFinite(step) ? Math.round(step) : 0));
     slider.value = box.value = state.step;
+    if (steps() === 0) {
+      about.textContent = `${ipuName(report, state.ipu)} has no steps that need memory for a time.`;
+      grid?.set([]);
+      return draw();
+    }
     const row = offsets[state.ipu] + state.step;
     const layer = moduleName(liveness.at("layer", row));
     const always = report.document.memory.ipus[state.ipu].alwaysLive;

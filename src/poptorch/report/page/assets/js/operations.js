@@ -20,7 +20,8 @@ function groupOf(operations, by) {
   const none = (row) => (operations.at("stage", row) === "weight update" ? "(weight update)" : "(no module)");
   if (by === "layer") return (row) => moduleName(operations.at("layer", row)) || none(row);
   if (by === "outer") return (row) => operations.at("layer", row).split("/")[0] || none(row);
-  return operations.reader(by, "left out");
+  const read = operations.reader(by, "left out");
+  return (row) => read(row) || "(unknown)";
 }
 
 function groupedOperations(operations, by) {
@@ -44,6 +45,9 @@ function groupedOperations(operations, by) {
   }
   return [...groups.values()];
 }
+
+/** Of a source line, the name of the file is enough for a chart. */
+const labelOf = (name) => (/:\d+$/.test(name) ? name.slice(name.lastIndexOf("/") + 1) : name);
 
 function operationsTab(report, panel) {
   const { operations } = report.tables;
@@ -199,7 +203,7 @@ function operationsTab(report, panel) {
         yaxis: {
           range: [largest.length - 0.4, -0.6],
           tickvals: largest.map((_, i) => i),
-          ticktext: largest.map((row) => escaped(shortened(row.name, 34))),
+          ticktext: largest.map((row) => escaped(shortened(labelOf(row.name), 34))),
           fixedrange: true,
         },
       },

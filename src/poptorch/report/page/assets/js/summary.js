@@ -79,18 +79,19 @@ function drawMemoryByIpu(report, div) {
   const { ipus } = report.document.memory;
   const categories = [...new Set(ipus.flatMap((ipu) => Object.keys(ipu.byCategory)))];
   const names = ipus.map((_, place) => ipuName(report, place));
+  const [unit, unitName] = unitOf(Math.max(...ipus.map((ipu) => ipu.includingGaps)));
   const traces = categories.map((category, i) => ({
     type: "bar",
     name: escaped(category),
     x: names,
-    y: ipus.map((ipu) => (ipu.byCategory[category] ?? 0) / 2 ** 20),
+    y: ipus.map((ipu) => (ipu.byCategory[category] ?? 0) / unit),
     marker: { color: colourOf(i) },
     hovertext: ipus.map((ipu) => `${escaped(category)}<br>${format.bytes(ipu.byCategory[category] ?? 0)}`),
     hoverinfo: "text",
   }));
   return charts.draw(div, traces, {
     barmode: "stack",
-    yaxis: { title: { text: "MiB" } },
+    yaxis: { title: { text: unitName } },
     xaxis: { type: "category" },
     bargap: ipus.length < 4 ? 0.6 : 0.2,
     legend: { orientation: "v", x: 1.02, y: 1, xanchor: "left", yanchor: "top", traceorder: "reversed" },
