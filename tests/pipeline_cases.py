@@ -1,8 +1,8 @@
 """Small pipelines that give the same bits however their stages are spread over processes.
 
 A test computes one with all stages in its own process, and starts this file as a program for the others:
-``python pipeline_cases.py <process> <processes> <folder> <case>=<together>...`` runs the cases one after the other, with
-so many processes for each replica, and writes what it got to ``<folder>/<case>-<process>.pt``.
+``python pipeline_cases.py <process> <processes> <folder> <case>=<together>...`` runs the cases one after the other,
+with so many processes for each replica, and writes what it got to ``<folder>/<case>-<process>.pt``.
 """
 
 from __future__ import annotations
