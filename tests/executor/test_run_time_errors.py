@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -337,3 +338,22 @@ def test_run_time_errors_show_the_call_and_nothing_else() -> None:
     assert frames(caught.value)[1:] == ["__call__"]
     text = "".join(traceback.format_exception(caught.value))
     assert text.count("out of range") == 1
+
+
+@pytest.mark.parametrize("level", ["interpret", "native"])
+@pytest.mark.parametrize("message", [(), ("too large",)])
+def test_assertions_about_values(monkeypatch: pytest.MonkeyPatch, level: str, message: tuple[str, ...]) -> None:
+    monkeypatch.setenv("POPTORCH_CODEGEN", level)
+
+    class Asserting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._assert_async((x < 5).all(), *message)  # the line of the assertion
+            return x + 1
+
+    model = poptorch.inferenceModel(Asserting())
+    model(torch.ones(2))
+    line = re.escape(line_of(Asserting, "the line of the assertion"))
+    said = message[0] if message else "Expected Tensor with single nonzero value"
+    with pytest.raises(RuntimeError, match=rf"{said}.*In operation '_assert_async', at {line}"):
+        model(torch.full((2,), 9.0))
+    assert model(torch.ones(2)).tolist() == [2.0, 2.0]

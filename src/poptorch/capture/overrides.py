@@ -189,6 +189,11 @@ def _number(item: Any) -> Any:
     return _with_numbers(item)
 
 
+def _assert_async(func: Callable[..., None], condition: Tensor, *message: str) -> None:
+    """The form with a message: code generators of torch drop the other one, because it has no result."""
+    func(condition, *(message or ("Expected Tensor with single nonzero value, but got zero",)))
+
+
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
 _PRODUCTS = ("matmul", "mm", "bmm")
 _BIT_OPERATORS = ("and", "or", "xor", "rand", "ror", "rxor", "iand", "ior", "ixor", "invert")
@@ -197,6 +202,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.__format__: _format,
+    torch._assert_async: _assert_async,
     Tensor.__reduce_ex__: _pickled,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,

@@ -56,7 +56,12 @@ def has_side_effect(node: fx.Node) -> bool:
     """Whether the node must stay although its value is not used. Random draws are pure: they are numbered."""
     if node.op in ("placeholder", "output"):
         return True
-    return is_write(node) or node.is_impure(impure_random=False) or calls_host(node)
+    return is_write(node) or node.is_impure(impure_random=False) or calls_host(node) or _returns_nothing(node)
+
+
+def _returns_nothing(node: fx.Node) -> bool:
+    """Whether an operation has no value, and is there for what it does: an assertion about values."""
+    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 
 
 def acts_in_order(program: Program) -> bool:
