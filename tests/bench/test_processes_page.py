@@ -83,7 +83,7 @@ def gradients() -> dict[str, torch.Tensor]:
 def test_portions_are_those_of_the_exchange(gradients: dict[str, torch.Tensor]) -> None:
     group = Recorder(4)
     with torch.device("meta"):
-        ProcessExchange(group).reduce(gradients)  # type: ignore[arg-type]
+        ProcessExchange(group).start(gradients, {}).take()  # type: ignore[arg-type]
     portions = models.portions_of(gradients)
     assert len(group.asked) == len(portions)
     for (kind, size), names in zip(group.asked, portions, strict=True):
@@ -96,7 +96,7 @@ def test_portions_of_sharded_state_are_those_of_the_exchange(gradients: dict[str
     held = {name: (0, -(-count // 4)) for name, count in SIZES.items() if count >= models.MIN_SHARDED}
     with torch.device("meta"):
         exchange = ProcessExchange(group)  # type: ignore[arg-type]
-        exchange.scatter(gradients, held)
+        exchange.start(gradients, held).take()
         exchange.gather({name: gradients[name] for name in held}, held)
     sharding = models.Sharding(tuple(SIZES[name] for name in held), bucket_bytes=models.BUCKET_BYTES)
     expected = sharding.portions(4)

@@ -79,6 +79,7 @@ class FakeJob:
     """A job whose other process is made up."""
 
     twin: Twin
+    team = None
 
     @classmethod
     def of(cls, options: poptorch.Options, training: bool) -> FakeJob | None:
