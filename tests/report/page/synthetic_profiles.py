@@ -101,7 +101,7 @@ def _variables(random: np.random.Generator, count: int, ipus: int, tiles: int, s
     ipu = number % ipus
     of_ipu = np.bincount(steps["ipu"], minlength=ipus)
     first = (np.cumsum(of_ipu) - of_ipu)[ipu] + random.integers(0, max(1, int(of_ipu.min()) - 20), count)
-    always = number % 2 == 0
+    always = (number // ipus) % 2 == 0
     return {
         "name": np.char.add("layers.tensor_", number.astype(str)),
         "category": np.where(always, "weights", "activations and temporaries"),

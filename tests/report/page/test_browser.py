@@ -461,6 +461,7 @@ class TestLarge:
         for tab in TABS:
             view.open(tab)
             view.screenshot(f"large-{tab}")
+        assert "for a time" in view.cells("#panel-liveness .grid", 4)
         view.open("operations")
         view.press_button("operations", "Operation")
         assert len(view.cells("#panel-operations .grid", 0)) < 60

@@ -155,7 +155,7 @@ function operationDifferences(comparison, names) {
     h(
       "p",
       { class: "muted" },
-      "Operations are the same if operator, module, pass and order are the same. Cycles are those of one run.",
+      "Operations with the same operator, module and pass belong together, those with the same work first. Cycles are those of one run.",
     ),
     ...differenceGrid(
       operations,
