@@ -28,6 +28,7 @@ from collections.abc import Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MIB = 2**20
 PAGE = mmap.PAGESIZE
@@ -80,8 +81,8 @@ def _storages() -> dict[int, int]:
         if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
             continue
         for tensor in (thing, thing.grad if thing.is_leaf else None):
-            if tensor is None or tensor.device.type != "cpu":
-                continue
+            if tensor is None or tensor.device.type != "cpu" or is_traceable_wrapper_subclass(tensor):
+                continue  # a wrapper, such as a DTensor, has no memory; what it wraps is found by itself
             if tensor.is_mkldnn:  # packed weights have no storage that could be asked
                 storages[torch.ops.mkldnn.data_ptr(tensor)] = torch.ops.mkldnn._nbytes(tensor)
             elif tensor.layout is torch.strided and tensor.untyped_storage().device.type == "cpu":
