@@ -18,7 +18,7 @@ def width(plan: Plan, stages: Sequence[StageProgram], replicas: int) -> int:
     if sum(work) < WORTH_A_THREAD_SECONDS * len(work):
         return 1
     if plan.ordering is Ordering.PIPELINED:
-        return len({plan.parts[stage.part].ipu for stage in stages}) * replicas
+        return max(1, len({plan.parts[stage.part].ipu for stage in stages})) * replicas
     if plan.ordering is Ordering.SHARDED:
         return replicas
     return max(sum(p.phase == phase for p in plan.parts) for phase in plan.phases) * replicas
