@@ -88,7 +88,8 @@ class UpdateReplay:
         alone = dataclasses.replace(executable.code, loop=dataclasses.replace(executable.device.loop, group_size=1))
         self._engine = engine
         self._update = update
-        self._gradients = OrderedGradients(dataclasses.replace(executable, code=alone), [executable.program.gradients])
+        stages = [[executable.program.gradients]]
+        self._gradients = OrderedGradients(dataclasses.replace(executable, code=alone), stages)
         self._run = generate_flat(update.graph_module, "update", update.numerics).run
         self.weights = {name: _own_copy(tensor) for name, tensor in engine.memory.parameters.items()}
         """What the device would hold after the updates so far."""
