@@ -30,6 +30,8 @@ class Memory:
     def download(self) -> dict[str, torch.Tensor]:
         return self.tensors
 
+    fetch = download
+
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return self.tensors
 
