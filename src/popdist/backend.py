@@ -49,6 +49,10 @@ def init() -> None:
 def isBackendInitialized() -> bool:
     """Whether a backend is up.
 
+    >>> initializeBackend()
+    >>> isBackendInitialized()
+    True
+    >>> finalizeBackend()
     >>> isBackendInitialized()
     False
     """

@@ -169,7 +169,7 @@ class Peers:
             if not self._can_talk:
                 return
             self._store.add("heard", 1)
-            alive = sum(not (peer.is_dead or peer.is_stopped) for peer in self.all if peer.is_on_this_host)
+            alive = sum(not (peer.is_dead or peer.is_stopped) for peer in self.all)  # or on another host
             deadline = time.monotonic() + _GRACE_SECONDS
             while time.monotonic() < deadline and self._store.add("heard", 0) < alive:
                 time.sleep(_POLL_SECONDS)
