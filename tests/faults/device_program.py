@@ -66,7 +66,8 @@ def holds(ipus: int) -> int:
         signal.pause()
 
     pid = child(keep)
-    until(lambda: any(owner.pid == pid for owner in attachment.owners()))
+    # It has the lock a moment before it says which device that is.
+    until(lambda: any(owner.pid == pid and owner.device_id is not None for owner in attachment.owners()))
     return pid
 
 
