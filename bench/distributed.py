@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from measuring import CACHE
@@ -30,6 +31,9 @@ from multi_ipu import MICRO_BATCHES, QUICK, SHAPES, batch, pipelining_worker
 from torch import nn
 from two_processes import Step, TwoProcesses, answer, gloo
 from workloads import WORKLOADS, Transformer, classify, mlp, resnet18
+
+if TYPE_CHECKING:
+    import poptorch  # functions import it: the processes of the others do not need it
 
 STEPS = 5
 """In one turn."""
@@ -123,7 +127,7 @@ def ours_pipeline(task: Task) -> Step:
     return lambda: executor(*data)
 
 
-def _options() -> poptorch.Options:  # noqa: F821  not imported: the processes of peers do not need it
+def _options() -> poptorch.Options:
     import poptorch
 
     options = poptorch.Options().showCompilationProgressBar(False).broadcastBuffers(False)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import poptorch
+from distributed_cases import adamw, lamb, nothing, sgd
 
 STEPS = 5
 ROWS = 4
@@ -65,22 +66,6 @@ class Tied(nn.Module):
         with poptorch.Block("second", ipu_id=1):
             x = self.inner(x) @ self.table.t()
             return x, poptorch.identity_loss((x - y).pow(2).mean(), reduction="none")
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, use_combined_accum=False)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return poptorch.optim.AdamW(model.parameters(), lr=0.01)
-
-
-def lamb(model: nn.Module) -> torch.optim.Optimizer:
-    return poptorch.optim.LAMB(model.parameters(), lr=0.01)
-
-
-def nothing(options: poptorch.Options) -> None:
-    """No further options."""
 
 
 def everything(options: poptorch.Options) -> None:

@@ -126,11 +126,16 @@ def missing(process: int) -> None:
     model = Net()
     if process == 1:
         model.layers[1] = nn.Linear(6, 6, device="meta")
+    refused("missing", model, process)
+
+
+def refused(what: str, model: nn.Module, process: int) -> None:
+    """Print what a process is told that cannot train a model."""
     executor = poptorch.trainingModel(model, options_for(process), poptorch.optim.SGD(model.parameters(), lr=0.1))
     try:
         executor(*CASE.data(0, 1, 0))
     except poptorch.Error as error:
-        print(f"missing: {error.message}", flush=True)
+        print(f"{what}: {error.message}", flush=True)
 
 
 def resumed(process: int, folder: str) -> None:
@@ -163,12 +168,7 @@ def resumed(process: int, folder: str) -> None:
 
 def unequal(process: int) -> None:
     """The processes have different models."""
-    model = Net(dropout=0.1 * process)
-    executor = poptorch.trainingModel(model, options_for(process), poptorch.optim.SGD(model.parameters(), lr=0.1))
-    try:
-        executor(*CASE.data(0, 1, 0))
-    except poptorch.Error as error:
-        print(f"unequal: {error.message}", flush=True)
+    refused("unequal", Net(dropout=0.1 * process), process)
 
 
 def calm(process: int, folder: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from open_files import open_files
+
 
 class Leftovers(NamedTuple):
     """Everything that a loader could leak."""
@@ -50,11 +52,27 @@ def leftovers() -> Leftovers:
     return Leftovers(descendants(os.getpid()), len(os.listdir("/proc/self/fd")), shared, maps.count("memfd:poptorch"))
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    """Poll ``condition``; failing to come true in time is a failure of the test."""
+def wait_for_nothing_more(before: Leftovers) -> None:
+    """Fail if anything stays that was not there ``before``.
+
+    A moment is allowed: processes end and the threads that feed PyTorch's queues close their pipes in their own time.
+    """
+    wait_until(lambda: leftovers().processes <= before.processes, "no process is left behind")
+    wait_until(
+        lambda: leftovers().descriptors <= before.descriptors,
+        f"no more than {before.descriptors} descriptors are open",
+        shown=lambda: "\n".join(sorted(open_files())),
+    )
+    after = leftovers()
+    assert after.segments <= before.segments
+    assert after.mappings <= before.mappings
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0, shown: Callable[[], str] = str) -> None:
+    """Poll ``condition``; failing to come true in time is a failure of the test, with what ``shown`` says then."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        assert time.monotonic() < end, f"not within {seconds} s: {what}\n{shown()}"
         time.sleep(0.01)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from observing import leftovers
+from observing import leftovers, wait_for_nothing_more
 from sample_sets import Labelled, Numbers, Pair, collate_pairs
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -181,9 +181,8 @@ def test_pools_go_with_their_workers(mode: DataLoaderMode, two_workers: dict[str
     for _ in range(3):
         load()
     gc.collect()
-    after = leftovers()
     assert not pool._pools
-    assert (after.mappings, after.descriptors) <= (before.mappings, before.descriptors)
+    wait_for_nothing_more(before)
 
 
 # --- stacking in place -----------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ const charts = {
   templates: null,
   drawn: new Map(),
 
+  /** The layout of bars on top of each other, without gaps between neighbours. */
+  stacked: { barmode: "stack", bargap: 0, hovermode: "closest" },
+
   load() {
     this.library ??= (async () => {
       const [code, templates] = await Promise.all([

@@ -119,9 +119,7 @@ function memoryTab(report, panel) {
       div,
       traces,
       {
-        barmode: "stack",
-        bargap: 0,
-        hovermode: "closest",
+        ...charts.stacked,
         shapes: [...lines, ...starts],
         ...names,
         xaxis: { title: { text: state.ipu < 0 ? "tiles of all IPUs" : "tile" }, range: [from, to], ...ticks },

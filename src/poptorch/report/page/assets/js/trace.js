@@ -202,9 +202,7 @@ function bspTrace(report, ipu, both) {
       div,
       traces,
       {
-        barmode: "stack",
-        bargap: 0,
-        hovermode: "closest",
+        ...charts.stacked,
         xaxis: { title: { text: "cycles" }, range: [from, to], exponentformat: "SI" },
         yaxis: {
           title: { text: ipu < 0 ? "% of the time of all IPUs" : "% of the time" },
