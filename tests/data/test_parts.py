@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -202,7 +203,9 @@ print(*(len(channel.records) for channel in channels))
 """
 
 
-@pytest.mark.parametrize(("options", "expected"), [('{"enable":"true"}', "10 6"), ("", "0 0")])
-def test_item_access_is_traced_on_request(options: str, expected: str) -> None:
+@pytest.mark.parametrize(("enable", "expected"), [("true", "10 6"), ("false", "0 0")])
+def test_item_access_is_traced_on_request(enable: str, expected: str, tmp_path: Path) -> None:
+    options = json.dumps({"enable": enable, "directory": str(tmp_path)})
     done = preloaded.run(["-c", TRACED], env=os.environ | {"PVTI_OPTIONS": options})
     assert done.stdout.strip() == expected, done.stderr
+    assert len(list(tmp_path.glob("*.json"))) == (enable == "true")
