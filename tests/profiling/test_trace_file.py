@@ -15,7 +15,8 @@ import pytest
 import preloaded
 from poptorch.profiling import trace_file
 from poptorch.profiling.requests import trace_request
-from poptorch.profiling.trace_file import Event, TraceFile
+from poptorch.profiling.trace import SpanKind, TraceSpan
+from poptorch.profiling.trace_file import TraceFile
 
 PROGRAM = """
 import multiprocessing, sys, threading
@@ -140,7 +141,8 @@ def test_a_file_grows_and_is_always_complete(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trace_file, "_FLUSH_AT", 3)
     file = TraceFile(tmp_path / "new")
     for number in range(7):
-        file.add(Event(f"span {number}", "mine", 1, 10 * number, 10 * number + 5, overlaps=number == 2))
+        kind = SpanKind.INPUT if number == 2 else SpanKind.POINT
+        file.add(("mine", 1, TraceSpan(kind, number, number + 0.5, label=f"span {number}")))
         if number == 1:
             assert file.path is None
         elif number > 1:
@@ -149,18 +151,30 @@ def test_a_file_grows_and_is_always_complete(tmp_path: Path, monkeypatch: pytest
     file.flush()
     assert file.path is not None
     events = [event for event in events_of(file.path) if event["ph"] != "M"]
-    assert [event["name"] for event in events if event["ph"] in "Xb"] == [f"span {number}" for number in range(7)]
+    assert [event["name"] for event in events if event["ph"] in "Xb"] == [
+        f"mine.span {number}" for number in range(7)
+    ]
     starts = [event["ts"] for event in events if event["ph"] in "Xb"]
     assert all(a < b for a, b in itertools.pairwise(starts))
     file.flush()
     assert len(list((tmp_path / "new").iterdir())) == 1
 
 
+@pytest.mark.parametrize("name", ['with "quotes"', "back\\slash", "two\nlines", "ünïcode {}", ""])
+def test_any_name_will_do(name: str, tmp_path: Path) -> None:
+    file = TraceFile(tmp_path)
+    file.add((name, 1, TraceSpan(SpanKind.POINT, 0, 1, label=name)))
+    file.flush()
+    assert file.path is not None
+    (event,) = (event for event in events_of(file.path) if event["ph"] == "X")
+    assert (event["name"], event["cat"], event["dur"]) == (f"{name}.{name or 'point'}", name, 1e6)
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file")
     file = TraceFile(tmp_path / "taken")
     for _ in range(2):
-        file.add(Event("span", "mine", 1, 0, 1))
+        file.add(("mine", 1, TraceSpan(SpanKind.POINT, 0, 1)))
         file.flush()
     assert caplog.text.count("cannot be written") == 1
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import get_ident
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from poptorch import environment
 from poptorch.profiling.requests import trace_request
-from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace, TraceSpan
-from poptorch.profiling.trace_file import Event, TraceFile
+from poptorch.profiling.trace import NO_TRACE, ActiveTrace, SpanKind, Trace, TraceSpan
+from poptorch.profiling.trace_file import Entry, TraceFile, event_name, nanoseconds
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,8 +22,7 @@ _KEPT = 1 << 16
 """How many records of a channel stay in memory."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One span: what ran, on which thread, from when to when (``time.perf_counter_ns``)."""
 
     name: str
@@ -45,51 +43,37 @@ class Channel:
     0
     """
 
-    _shared: ClassVar[dict[str, deque[Record]]] = {}
+    _shared: ClassVar[dict[str, deque[Entry]]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, name: str) -> None:
         self.name = name
         with Channel._lock:
-            self._records = Channel._shared.setdefault(name, deque(maxlen=_KEPT))
+            self._entries = Channel._shared.setdefault(name, deque(maxlen=_KEPT))
+        self._trace = _ChannelTrace(self)
 
     @property
     def records(self) -> tuple[Record, ...]:
         """The spans recorded so far under this channel's name, in the order in which they ended."""
-        return tuple(self._records)
+        return tuple(
+            Record(event_name(channel, span), thread, nanoseconds(span.start), nanoseconds(span.end))
+            for channel, thread, span in tuple(self._entries)
+        )
 
-    @contextmanager
-    def tracepoint(self, name: str) -> Iterator[None]:
+    def tracepoint(self, name: str) -> AbstractContextManager[None]:
         """Time the enclosed code under ``<channel name>.<name>``, also when it raises."""
-        if not enabled:
-            yield
-            return
-        start = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self._keep(Record(f"{self.name}.{name}", threading.get_ident(), start, time.perf_counter_ns()))
+        return self.trace().span(SpanKind.POINT, label=name)
 
     def trace(self) -> Trace:
         """A trace whose spans become records of this channel, if ``PVTI_OPTIONS`` enables profiling."""
-        return _ChannelTrace(self) if enabled else NO_TRACE
+        return self._trace if enabled else NO_TRACE
 
     def keep(self, span: TraceSpan) -> None:
         """Take a span that was timed already."""
-        kind = span.kind
-        thread = span.thread or threading.get_ident()
-        record = Record(
-            f"{self.name}.{span.label or kind.value}", thread, round(span.start * 1e9), round(span.end * 1e9)
-        )
-        about = {"part": span.part, "micro_batch": span.micro, "replica": span.replica, "worker": span.worker}
-        self._keep(record, about if kind not in _PLAIN else {}, overlaps=kind in (SpanKind.INPUT, SpanKind.OUTPUT))
-
-    def _keep(self, record: Record, details: Mapping[str, int] = {}, *, overlaps: bool = False) -> None:
-        self._records.append(record)
+        entry = (self.name, span.thread or get_ident(), span)  # all else waits until somebody reads it
+        self._entries.append(entry)
         if trace_file is not None:
-            trace_file.add(
-                Event(record.name, self.name, record.thread, record.start_ns, record.end_ns, details, overlaps)
-            )
+            trace_file.add(entry)
 
     def instrument(self, obj: T, *methods: str) -> T:
         """Time every call of the named methods of ``obj``; returns ``obj``."""
@@ -109,38 +93,11 @@ class Channel:
         return cast(F, timed)
 
 
-_PLAIN = frozenset({
-    SpanKind.PASS, SpanKind.COMPILE, SpanKind.EXCHANGE, SpanKind.UPDATE, SpanKind.WEIGHTS_TO_DEVICE,
-    SpanKind.WEIGHTS_TO_HOST,
-})  # fmt: skip
-"""What belongs to no part and no micro-batch."""
-
-
-class _ChannelTrace(Trace):
+class _ChannelTrace(ActiveTrace):
     """Puts every span into a channel, under the name of its kind."""
 
-    active = True
-
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    @contextmanager
-    def _timed(self, kind: SpanKind, *about: Any) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(TraceSpan(kind, start, time.perf_counter(), *about))
-
-    def span(
-        self, kind: SpanKind, part: int = 0, micro: int = 0, replica: int = 0, worker: int = 0, label: str = ""
-    ) -> AbstractContextManager[None]:
-        """Time the enclosed code."""
-        return self._timed(kind, part, micro, replica, worker, label)
-
-    def add(self, span: TraceSpan) -> None:
-        """Keep a span."""
-        self._channel.keep(span)
+        self.add = channel.keep  # type: ignore[method-assign]  # without a call between: many spans come in each call
 
 
 request = trace_request(environment.PVTI_OPTIONS.read())

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import functools
 import itertools
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from poptorch._logging import logger
+from poptorch.profiling.trace import SpanKind, TraceSpan
 
 _FLUSH_AT = 20_000
 """How many events wait in memory, at most."""
@@ -27,18 +28,31 @@ _FLUSH_AT = 20_000
 _END = "\n]\n"
 
 
-@dataclass(frozen=True)
-class Event:
-    """One span of time."""
+Entry: TypeAlias = tuple[str, int, TraceSpan]
+"""A span with the name of its channel and the thread on which it ran."""
 
-    name: str
-    channel: str
-    thread: int
-    start_ns: int
-    end_ns: int
-    details: Mapping[str, int] = field(default_factory=dict)
-    overlaps: bool = False
-    """Whether it may begin or end in the middle of others of its thread: then it is drawn on a line of its own."""
+_PLAIN = frozenset({
+    SpanKind.PASS, SpanKind.COMPILE, SpanKind.EXCHANGE, SpanKind.UPDATE, SpanKind.WEIGHTS_TO_DEVICE,
+    SpanKind.WEIGHTS_TO_HOST, SpanKind.POINT,
+})  # fmt: skip
+"""What belongs to no part and no micro-batch."""
+
+_OVERLAPPING = frozenset({SpanKind.INPUT, SpanKind.OUTPUT})
+"""What may begin or end in the middle of other spans of its thread: it is drawn on a line of its own."""
+
+
+def event_name(channel: str, span: TraceSpan) -> str:
+    """The name of a span for people.
+
+    >>> event_name("mine", TraceSpan(SpanKind.POINT, 0.0, 1.0, label="load"))
+    'mine.load'
+    """
+    return f"{channel}.{span.label or span.kind.value}"
+
+
+def nanoseconds(seconds: float) -> int:
+    """A time of ``time.perf_counter`` as ``time.perf_counter_ns`` gives it."""
+    return round(seconds * 1e9)
 
 
 class TraceFile:
@@ -60,7 +74,7 @@ class TraceFile:
     def _reset(self) -> None:
         """A new process has a file of its own."""
         self._lock = threading.Lock()
-        self._events: list[Event] = []
+        self._entries: list[Entry] = []
         self._path: Path | None = None
         self._named: set[int] = set()
         self._numbers = itertools.count(1)
@@ -71,56 +85,76 @@ class TraceFile:
         """The file of this process; ``None`` as long as nothing was written."""
         return self._path
 
-    def add(self, event: Event) -> None:
-        """Take an event of any thread."""
-        events = self._events
-        events.append(event)
-        if len(events) >= _FLUSH_AT:
+    def add(self, entry: Entry) -> None:
+        """Take a span of any thread."""
+        entries = self._entries
+        entries.append(entry)
+        if len(entries) >= _FLUSH_AT:
             self.flush()
 
     def flush(self) -> None:
         """Write what there is."""
         with self._lock:
-            events, self._events = self._events, []
-            if not events or self._broken:
+            entries, self._entries = self._entries, []
+            if not entries or self._broken:
                 return
             try:
-                self._write(events)
+                self._write(entries)
             except OSError as error:
                 self._broken = True
                 logger.warning("The trace that PVTI_OPTIONS asks for cannot be written: %s", error)
 
-    def _write(self, events: list[Event]) -> None:
-        lines = [json.dumps(line, separators=(",", ":")) for line in self._lines(events)]
+    def _write(self, entries: list[Entry]) -> None:
+        text = ",\n".join(self._lines(entries)) + _END
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = datetime.datetime.now().astimezone()
             self._path = self._directory / f"{now:%Y%m%d_%H%M%S}_{os.getpid()}.json"
-            self._path.write_text("[\n" + ",\n".join(lines) + _END, encoding="utf-8")
+            self._path.write_text("[\n" + text, encoding="utf-8")
             return
         with self._path.open("r+", encoding="utf-8") as file:
             file.seek(self._path.stat().st_size - len(_END))
-            file.write(",\n" + ",\n".join(lines) + _END)
+            file.write(",\n" + text)
 
-    def _lines(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+    def _lines(self, entries: Iterable[Entry]) -> Iterator[str]:
         process = os.getpid()
         if self._path is None:
             program = Path(sys.argv[0]).name if sys.argv else ""
             yield _metadata("process_name", process, 0, f"poptorch {program}".strip())
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for event in sorted(events, key=lambda event: (event.start_ns, -event.end_ns)):
-            if event.thread not in self._named:
-                self._named.add(event.thread)
-                yield _metadata("thread_name", process, event.thread, names.get(event.thread, f"thread {event.thread}"))
-            line = {"name": event.name, "cat": event.channel, "pid": process, "tid": event.thread}
-            if event.overlaps:
-                line["id"] = next(self._numbers)
-                yield {**line, "ph": "b", "ts": event.start_ns / 1e3, "args": dict(event.details)}
-                yield {**line, "ph": "e", "ts": event.end_ns / 1e3}
-            else:
-                times = {"ts": event.start_ns / 1e3, "dur": (event.end_ns - event.start_ns) / 1e3}
-                yield {**line, "ph": "X", **times, "args": dict(event.details)}
+        for entry in sorted(entries, key=_outer_first):
+            channel, thread, span = entry
+            if thread not in self._named:
+                self._named.add(thread)
+                yield _metadata("thread_name", process, thread, names.get(thread, f"thread {thread}"))
+            yield from self._events(f'{_head(channel, span.kind, span.label)},"pid":{process},"tid":{thread}', span)
+
+    def _events(self, head: str, span: TraceSpan) -> Iterator[str]:
+        """The events of a span. Text is put together here: a general encoder takes several times as long."""
+        kind, part, micro, replica, worker = span.kind, span.part, span.micro, span.replica, span.worker
+        about = "" if kind in _PLAIN else (
+            f'"part":{part},"micro_batch":{micro},"replica":{replica},"worker":{worker}'
+        )  # fmt: skip
+        start, end = nanoseconds(span.start), nanoseconds(span.end)
+        if kind in _OVERLAPPING:
+            head = f'{head},"id":{next(self._numbers)}'
+            yield f'{head},"ph":"b","ts":{start / 1e3:.3f},"args":{{{about}}}}}'
+            yield f'{head},"ph":"e","ts":{end / 1e3:.3f}}}'
+        else:
+            yield f'{head},"ph":"X","ts":{start / 1e3:.3f},"dur":{(end - start) / 1e3:.3f},"args":{{{about}}}}}'
 
 
-def _metadata(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+def _outer_first(entry: Entry) -> tuple[float, float]:
+    span = entry[2]
+    return span.start, -span.end
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(channel: str, kind: SpanKind, label: str) -> str:
+    """How the events of equal spans begin."""
+    name = event_name(channel, TraceSpan(kind, 0.0, 0.0, label=label))
+    return f'{{"name":{json.dumps(name)},"cat":{json.dumps(channel)}'
+
+
+def _metadata(kind: str, process: int, thread: int, name: str) -> str:
+    return json.dumps({"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}})
