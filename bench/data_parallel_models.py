@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import Trained, Transformer, classify, mlp, resnet18
 from workloads import Workload as Trainable
 
-from poptorch.distributed.exchange import BUCKET_BYTES, make_buckets
+from poptorch.distributed.portions import BUCKET_BYTES, make_buckets
 from poptorch.ipu_model.validation.residual import ResNet50
 
 MIN_SHARDED = 8192
@@ -102,7 +102,7 @@ SMALL = {"mlp": small_mlp, "bert-small": small_bert, "resnet-18": small_resnet}
 
 
 def portions_of(gradients: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Which gradients travel together, as :class:`poptorch.distributed.exchange.ProcessExchange` divides them.
+    """Which gradients travel together, as :class:`poptorch.distributed.connections.Connections` divides them.
 
     >>> portions_of({"a": torch.ones(4, device="meta"), "large": torch.ones(1 << 20, device="meta"),
     ...              "b": torch.ones(4, device="meta")})

@@ -48,7 +48,9 @@ def measure(what: str, counts: tuple[int, ...], rounds: int, loopback: bool) -> 
         print(f"{what}: {count} processes", file=sys.stderr)
         job = [str(count), str(HERE / "process_jobs.py"), what, "--rounds", str(rounds)]
         arguments = [str(HERE / "hosts.py"), *(["--loopback"] if loopback else []), *job]
-        found = in_a_process(arguments, LIMIT, settings={"POPTORCH_CODEGEN": "interpret"})
+        # Connections, although all processes are here: what is modelled is one machine for each process.
+        settings = {"POPTORCH_CODEGEN": "interpret", "POPTORCH_SHARED_MEMORY": "0"}
+        found = in_a_process(arguments, LIMIT, settings=settings)
         if isinstance(found, dict):
             sys.exit(f"{what} with {count} processes: {found['error']}")
         rows += found

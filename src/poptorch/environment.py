@@ -344,6 +344,13 @@ DISTRIBUTED_TIMEOUT = Integer(
     "before it raises an error that names the missing ones. One that has died is noticed at once.",
     "the first compilation of a training model over several processes",
 )
+SHARED_MEMORY = Flag(
+    "POPTORCH_SHARED_MEMORY",
+    True,
+    "Whether processes of one host exchange gradients through memory that they share. With 0 in one of them, all send "
+    "them over network connections, as processes of several hosts do.",
+    "the first training call over several processes",
+)
 RENDEZVOUS = Text(
     "POPTORCH_RENDEZVOUS",
     None,
@@ -418,6 +425,7 @@ VARIABLES: tuple[
     POPLAR_ENGINE_OPTIONS,
     PVTI_OPTIONS,
     DISTRIBUTED_TIMEOUT,
+    SHARED_MEMORY,
     RENDEZVOUS,
     IPUOF_CONFIG_PATH,
     IPUOF_PARTITION,

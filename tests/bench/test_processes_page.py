@@ -52,6 +52,8 @@ def test_what_is_kept_about_a_model_is_what_it_exchanges(data: Mapping[str, Any]
 class Recorder:
     """A group of processes that only notes what it is asked for."""
 
+    pids = None
+
     def __init__(self, size: int) -> None:
         self.size = size
         self.asked: list[tuple[Collective, int]] = []
@@ -67,6 +69,9 @@ class Recorder:
     def start_gather_parts(self, own: torch.Tensor, parts: torch.Tensor) -> Recorder:
         self.asked.append((Collective.ALL_GATHER, parts.nbytes))
         return self
+
+    def advance(self) -> None:
+        pass
 
     def wait(self) -> None:
         pass

@@ -17,14 +17,32 @@ ALL_AT_ONCE = ["accumulation", "half", "pipelined", "two replicas each", "sharde
 OF_FOUR = ["sharded", "two replicas each", "dropout", "groups across processes", "pipelined replicas"]
 
 
+MEMORY, CONNECTIONS = {}, {"POPTORCH_SHARED_MEMORY": "0"}
+WAYS = {"memory": MEMORY, "connections": CONNECTIONS}
+RUNS = [
+    *(("memory", 2, name) for name in OF_TWO), *(("memory", 4, name) for name in OF_FOUR),
+    *(("connections", 2, name) for name in OF_TWO), *(("connections", 4, name) for name in OF_FOUR[:2]),
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, each job started once: importing torch takes longer than training."""
     folder = tmp_path_factory.mktemp("trained")
-    for count, names in ((2, OF_TWO), (4, OF_FOUR)):
-        (folder / str(count)).mkdir()
-        processes.run(PROGRAM, count, str(folder / str(count)), "1", *names)
+    for way, count in dict.fromkeys((way, count) for way, count, _ in RUNS):
+        names = [name for *job, name in RUNS if job == [way, count]]
+        (folder / way / str(count)).mkdir(parents=True)
+        processes.run(PROGRAM, count, str(folder / way / str(count)), "1", *names, variables=WAYS[way])
     return folder
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", OF_TWO)
+def test_memory_and_connections_give_two_processes_the_same_bits(name: str, trained: Path) -> None:
+    for process in range(2):
+        memory, connections = (torch.load(trained / way / "2" / f"{name}-{process}.pt") for way in WAYS)
+        assert memory.keys() == connections.keys()
+        assert all(torch.equal(value, connections[key]) for key, value in memory.items())
 
 
 @pytest.mark.timeout(900)
@@ -32,19 +50,21 @@ def test_the_exchange_during_back_propagation_gives_the_same_bits_as_afterwards(
     processes.run(PROGRAM, 2, str(tmp_path), str(1 << 40), *ALL_AT_ONCE)
     for name in ALL_AT_ONCE:
         for process in range(2):
-            early = torch.load(trained / "2" / f"{name}-{process}.pt")
+            early = torch.load(trained / "memory" / "2" / f"{name}-{process}.pt")
             late = torch.load(tmp_path / f"{name}-{process}.pt")
             assert early.keys() == late.keys()
             assert all(torch.equal(value, late[key]) for key, value in early.items()), name
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("count", "name"), [(2, n) for n in OF_TWO] + [(4, n) for n in OF_FOUR])
-def test_replicas_may_be_in_any_process(count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "count", "name"), RUNS)
+def test_replicas_may_be_in_any_process(
+    way: str, count: int, name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
     case = CASES[name]
     expected = case.train()
-    found = [torch.load(trained / str(count) / f"{name}-{process}.pt") for process in range(count)]
+    found = [torch.load(trained / way / str(count) / f"{name}-{process}.pt") for process in range(count)]
     outputs = torch.cat([f.pop("outputs") for f in found], dim=1)
     whole = expected.pop("outputs")
     kept = [int(f.pop("bytes of state")) for f in found]

@@ -22,6 +22,9 @@ class Arrived:
     def __init__(self, gradients: Mapping[str, torch.Tensor]) -> None:
         self._gradients = gradients
 
+    def advance(self) -> None:
+        pass
+
     def take(self) -> Mapping[str, torch.Tensor]:
         return self._gradients
 

@@ -31,6 +31,9 @@ class OnTheWay:
         self._copies = copies
         self._sums = sums
 
+    def advance(self) -> None:
+        pass
+
     def take(self) -> Gradients:
         self._copies = ()
         return self._sums

@@ -45,6 +45,9 @@ class Pending:
         self._group = group
         self._work = work
 
+    def advance(self) -> None:
+        """Nothing: it goes on by itself."""
+
     def wait(self) -> None:
         """Wait for its end; raises :class:`poptorch.RecoverableError` if a process is lost."""
         self._group.finish(self._work)
@@ -104,6 +107,12 @@ class ProcessGroup:
     def index(self) -> int:
         """The place of this process among the members."""
         return self.members.index(self.process_id)
+
+    @property
+    def pids(self) -> list[int] | None:
+        """The process numbers of the members; ``None`` where some are on other hosts, or in another container."""
+        peers = [self._peers.all[member] for member in self.members]
+        return [peer.pid for peer in peers] if all(peer.is_on_this_host for peer in peers) else None
 
     def part(self, members: Sequence[int], purpose: str = "") -> ProcessGroup:
         """A group of some of the members, this process among them; ``purpose`` tells it from others of the same."""
@@ -172,9 +181,13 @@ class ProcessGroup:
         texts = self.gather(padded)
         return [json.loads(bytes(t[:n].tolist())) for t, n in zip(texts, lengths, strict=True)]
 
+    def start_meeting(self) -> Pending:
+        """Say that this process is here. The wait for the result ends when all members are."""
+        return self.start_sum(torch.zeros(1))
+
     def barrier(self) -> None:
         """Wait until all members are here."""
-        self.sum(torch.zeros(1))
+        self.start_meeting().wait()
 
     def _connected(self, keys: Store) -> Any:
         """Connections to all other members. Meanwhile this process looks after the others."""

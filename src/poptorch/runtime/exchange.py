@@ -14,6 +14,9 @@ Ranges = Mapping[str, tuple[int, int]]
 class Transfer(Protocol):
     """Some gradients on their way."""
 
+    def advance(self) -> None:
+        """Do what there is to do before :meth:`take`; for several transfers first, so that none waits for the next."""
+
     def take(self) -> Gradients:
         """Wait for the results, by parameter name; once."""
 
@@ -71,6 +74,9 @@ class _Here:
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
+
+    def advance(self) -> None:
+        """Nothing: they are here."""
 
     def take(self) -> Gradients:
         return self._gradients

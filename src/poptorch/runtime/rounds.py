@@ -79,6 +79,8 @@ class RoundExchange:
         with self._lock, self._trace.span(SpanKind.EXCHANGE):
             assert not self._early, f"buckets {sorted(self._early)} wait for others"
             assert not self._next, f"bucket {self._next} never became ready"
+            for _, transfer in self._under_way:
+                transfer.advance()
             while self._under_way:
                 self._land()
             if self._accumulators is not None:

@@ -1,0 +1,187 @@
+"""Memory that the processes of one host share.
+
+A *room* is memory of equal size in each process of a group, and each process sees the rooms of all. Processes tell each
+other that they have written, or read, by meeting (:meth:`ProcessGroup.start_meeting`): so whatever ends a process, the
+others hear of it as in any other operation. The memory has no name: nothing of it is left when processes end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Sequence
+
+import torch
+
+from poptorch import environment
+from poptorch._logging import logger
+from poptorch.distributed.process_group import Pending, ProcessGroup
+from poptorch.errors import createPoptorchError
+
+_PORTION_BYTES = 1 << 19
+"""How much is summed at a time: the result is still in the cache of the processor when it is copied."""
+
+_LINE_BYTES = 64
+"""Processes write to different lines of the processor's cache."""
+
+
+class SharedMemory:
+    """The rooms of a group of processes. All members ask for the same rooms in the same order."""
+
+    def __init__(self, group: ProcessGroup, pids: Sequence[int]) -> None:
+        self.group = group
+        self._pids = pids
+        self._idle: list[Room] = []
+
+    @staticmethod
+    def of(group: ProcessGroup) -> SharedMemory | None:
+        """The memory of a group; ``None`` where processes are on several hosts, or one of them cannot share memory."""
+        pids = group.pids
+        if pids is None or group.size == 1:
+            return None
+        wanted = environment.SHARED_MEMORY.read() and hasattr(os, "memfd_create")
+        if not all(group.gather_values(wanted)):
+            return None
+        memory = SharedMemory(group, pids)
+        room = memory._room_or_problem(mmap.PAGESIZE)
+        if isinstance(room, Room):
+            return memory
+        logger.warning("Gradients travel over network connections, although all processes are on one host. %s", room)
+        return None
+
+    def room(self, size: int) -> Room:
+        """A new room of at least some bytes."""
+        room = self._room_or_problem(max(size, mmap.PAGESIZE))
+        if isinstance(room, Room):
+            return room
+        raise createPoptorchError(
+            f"{room} Set {environment.SHARED_MEMORY.name}=0 to send gradients over network connections."
+        )
+
+    def _room_or_problem(self, size: int) -> Room | str:
+        """A new room, or what keeps a process from having it: the same on all."""
+        with contextlib.ExitStack() as stack:
+            file, problem = None, None
+            try:
+                own = os.memfd_create("poptorch-exchange", os.MFD_CLOEXEC)
+                stack.callback(os.close, own)  # what is mapped stays
+                os.truncate(own, size)
+                file = own, os.fstat(own).st_ino
+            except OSError as error:
+                problem = str(error)
+            files = self.group.gather_values(file)
+            mapped = []
+            try:
+                found = [(pid, file) for pid, file in zip(self._pids, files, strict=True) if file is not None]
+                mapped = [_mapped(pid, descriptor, inode, size) for pid, (descriptor, inode) in found]
+            except (OSError, ValueError) as error:
+                problem = problem or str(error)
+            problems = self.group.gather_values(problem)
+        for process, problem in zip(self.group.members, problems, strict=True):
+            if problem is not None:
+                return f"Process {process} cannot share {size} bytes of memory with the others: {problem}."
+        return Room(self.group, mapped)
+
+    def borrow(self, size: int) -> Room:
+        """A room of at least some bytes, for one operation."""
+        fitting = [room for room in self._idle if room.size >= size]
+        if not fitting:
+            self._idle = []  # too small for this; the larger ones serve all others
+            return self.room(size)
+        room = min(fitting, key=lambda room: room.size)
+        self._idle.remove(room)
+        room.await_readers()
+        return room
+
+    def give_back(self, room: Room) -> None:
+        """Others may still read it, but this process has met them, or is about to."""
+        self._idle.append(room)
+
+
+class Room:
+    """Memory of equal size in each process of a group."""
+
+    def __init__(self, group: ProcessGroup, everybody: Sequence[torch.Tensor]) -> None:
+        self.group = group
+        self.size = everybody[0].numel()
+        """In bytes."""
+
+        self._everybody = everybody
+        self._readers: Pending | None = None
+
+    def of(self, member: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """The first elements of the room of one of the members, by their order."""
+        return self._everybody[member][: elements * dtype.itemsize].view(dtype)
+
+    def own(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """The first elements of the room of this process."""
+        return self.of(self.group.index, elements, dtype)
+
+    def all(self, elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The same of all members."""
+        return [self.of(member, elements, dtype) for member in range(len(self._everybody))]
+
+    def has_been_read(self) -> None:
+        """This process has read what it needs of the others. Their next :meth:`await_readers` waits for that."""
+        self._readers = self.group.start_meeting()
+
+    def await_readers(self) -> None:
+        """Wait until all members have read what they need of this room."""
+        readers, self._readers = self._readers, None
+        if readers is not None:
+            readers.wait()
+
+
+class RoomSum:
+    """Replaces what the members have in their rooms by the sum over all, or by the mean.
+
+    It begins when a process has filled its room. Each process then sums one part of the rooms and writes the result to
+    all of them.
+    """
+
+    def __init__(self, values: Sequence[torch.Tensor], group: ProcessGroup, averaged: bool) -> None:
+        self._values = values
+        self._group = group
+        self._averaged = averaged
+        self._filled = group.start_meeting()
+        self._summed: Pending | None = None
+
+    def advance(self) -> None:
+        """Wait until all have filled their rooms, and sum the part of this process."""
+        if self._summed is None:
+            self._filled.wait()
+            self._sum_part()
+            self._summed = self._group.start_meeting()
+
+    def wait(self) -> None:
+        """Wait for the sums of the others as well."""
+        self.advance()
+        assert self._summed is not None
+        self._summed.wait()
+
+    def _sum_part(self) -> None:
+        elements, size = self._values[0].numel(), self._values[0].itemsize
+        line, portion = max(1, _LINE_BYTES // size), max(1, _PORTION_BYTES // size)
+        share = -(-elements // (self._group.size * line)) * line
+        first = self._group.index * share
+        last = min(first + share, elements)
+        for start in range(first, last, portion):
+            total, *others = (values[start : min(start + portion, last)] for values in self._values)
+            for other in others:
+                total.add_(other)
+            if self._averaged:
+                total.div_(self._group.size)
+            for other in others:
+                other.copy_(total)
+
+
+def _mapped(pid: int, descriptor: int, inode: int, size: int) -> torch.Tensor:
+    """The memory of a file that a process of this host has open."""
+    file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(file).st_ino != inode:
+            raise OSError(f"process {pid} has another file at descriptor {descriptor}")
+        return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+    finally:
+        os.close(file)

@@ -1,0 +1,131 @@
+"""Gradients that processes of one host exchange through the memory that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from poptorch.distributed.portions import (
+    Bucket,
+    Ranges,
+    Rows,
+    contents,
+    fill,
+    make_buckets,
+    own_elements,
+    rows_of,
+    to_rows,
+)
+from poptorch.distributed.rooms import Room, RoomSum, SharedMemory
+from poptorch.distributed.transfer import Transfer
+
+
+class SharedRooms:
+    """Sums gradients in rooms that all processes see: nothing is sent but the word that something is there."""
+
+    def __init__(self, memory: SharedMemory, averaged: bool, replicas: int) -> None:
+        self._memory = memory
+        self._group = memory.group
+        self._averaged = averaged
+        self._replicas = replicas
+        self._buckets: dict[tuple[str, ...], list[tuple[Bucket, Room]]] = {}
+
+    def start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], reuse: bool) -> None:
+        """Whole tensors, which are summed in the same memory in each round."""
+        del reuse  # new rooms would cost more than they save
+        for bucket, room in self._buckets_for(gradients):
+            before = fill(bucket, gradients)
+            values = room.all(bucket.room.numel(), bucket.room.dtype)
+            transfer.add(RoomSum(values, self._group, self._averaged), partial(contents, bucket, before))
+
+    def start_scatter(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], held: Ranges) -> None:
+        """Tensors of which each process gets the elements that it holds."""
+        for rows in rows_of(gradients, self._group.size, self._replicas):
+            scatter = _Scatter(self._memory, rows, gradients, self._averaged)
+            types = {name: gradients[name].dtype for name in rows.widths}
+            transfer.add(scatter, partial(_own_elements, scatter, rows, types, held))
+
+    def gather(self, tensors: Mapping[str, torch.Tensor], held: Ranges) -> None:
+        """Complete tensors, in place, of which each process has only the elements in ``held``."""
+        for rows in rows_of(tensors, self._group.size, self._replicas, travelling=False):
+            room = self._memory.borrow(rows.width * rows.dtype.itemsize)
+            for name, part in rows.parts(room.own(rows.width, rows.dtype).view(1, -1)):
+                start, stop = held[name]
+                part[0, : stop - start] = tensors[name].reshape(-1)[start:stop]
+            self._group.start_meeting().wait()
+            for member, values in enumerate(room.all(rows.width, rows.dtype)):
+                if member != self._group.index:
+                    _take_row(tensors, rows, member, values)
+            room.has_been_read()
+            self._memory.give_back(room)
+
+    def _buckets_for(self, gradients: Mapping[str, torch.Tensor]) -> Sequence[tuple[Bucket, Room]]:
+        """The buckets of these gradients, made once."""
+        key = tuple(gradients)
+        if key not in self._buckets:
+            rooms: list[Room] = []
+
+            def in_a_room(elements: int, dtype: torch.dtype) -> torch.Tensor:
+                rooms.append(self._memory.room(elements * dtype.itemsize))
+                return rooms[-1].own(elements, dtype)
+
+            self._buckets[key] = list(zip(make_buckets(gradients, room=in_a_room), rooms, strict=True))
+        return self._buckets[key]
+
+
+class _Scatter:
+    """Rows of gradients, one for each process, of which each process sums its own."""
+
+    def __init__(
+        self, memory: SharedMemory, rows: Rows, gradients: Mapping[str, torch.Tensor], averaged: bool
+    ) -> None:
+        self._memory = memory
+        self._rows = rows
+        self._averaged = averaged
+        count = memory.group.size
+        self._room: Room | None = memory.borrow(count * rows.width * rows.dtype.itemsize)
+        for name, part in rows.parts(self._room.own(count * rows.width, rows.dtype).view(count, -1)):
+            to_rows(gradients[name], part)
+        self._filled = memory.group.start_meeting()
+        self.own: torch.Tensor | None = None
+
+    def advance(self) -> None:
+        """Wait until all have filled their rooms, and sum the own row."""
+        if self._room is None:
+            return
+        self._filled.wait()
+        group, width = self._memory.group, self._rows.width
+        start = group.index * width
+        first, *others = (
+            values[start : start + width] for values in self._room.all(group.size * width, self._rows.dtype)
+        )
+        self.own = first.clone().view(1, -1)
+        for other in others:
+            self.own.add_(other)
+        if self._averaged:
+            self.own.div_(group.size)
+        self._room.has_been_read()
+        self._memory.give_back(self._room)
+        self._room = None
+
+    def wait(self) -> None:
+        """The same: what the others do with their rows does not matter here."""
+        self.advance()
+
+
+def _own_elements(
+    scatter: _Scatter, rows: Rows, types: Mapping[str, torch.dtype], held: Ranges
+) -> Mapping[str, torch.Tensor]:
+    assert scatter.own is not None
+    return own_elements(rows, scatter.own, types, held)
+
+
+def _take_row(tensors: Mapping[str, torch.Tensor], rows: Rows, member: int, values: torch.Tensor) -> None:
+    """Write the elements that another process holds to their places."""
+    for name, part in rows.parts(values.view(1, -1)):
+        flat, width = tensors[name].view(-1), rows.widths[name]
+        start, stop = member * width, min((member + 1) * width, flat.numel())
+        if start < stop:
+            flat[start:stop] = part[0, : stop - start]

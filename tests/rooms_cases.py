@@ -1,0 +1,166 @@
+"""What processes of one host do with the memory that they share.
+
+``python rooms_cases.py <process> <processes> <case>...`` runs some cases as one of the processes. Each case is a
+function of the group of all processes. Whatever fails in one ends the program with an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from open_files import open_files
+from poptorch.distributed import process_group
+from poptorch.distributed.connections import Connections
+from poptorch.distributed.portions import BUCKET_BYTES
+from poptorch.distributed.process_group import ProcessGroup
+from poptorch.distributed.rooms import SharedMemory
+from poptorch.distributed.shared import SharedRooms
+from poptorch.distributed.transfer import Transfer
+from poptorch.errors import Error
+
+Tensors = dict[str, torch.Tensor]
+ROUNDS = 4
+
+
+def gradients(process: int, number: int) -> Tensors:
+    """Whole numbers, which have one sum in any order; of several shapes, layouts and types."""
+    torch.manual_seed(100 * number + process)
+    large = (BUCKET_BYTES // 8 + 3,)
+    shapes: Mapping[str, tuple[int, ...]] = {"a": (3, 5), "scalar": (), "none": (0, 4), "large": large}
+    found = {name: torch.randint(-50, 50, shape).float() for name, shape in shapes.items()}
+    found["half"] = torch.randint(-50, 50, (7,)).half()
+    found["double"] = torch.randint(-50, 50, (65, 3)).double()
+    found["turned"] = torch.randint(-50, 50, (6, 4)).float().t()
+    return found
+
+
+def ranges(group: ProcessGroup, names: Tensors) -> dict[str, tuple[int, int]]:
+    """The elements that this process holds."""
+    held = {}
+    for name, tensor in names.items():
+        width = -(-tensor.numel() // group.size)
+        start = min(group.index * width, tensor.numel())
+        held[name] = start, min(start + width, tensor.numel())
+    return held
+
+
+def summed(way: Connections | SharedRooms, tensors: Tensors) -> Tensors:
+    transfer = Transfer()
+    way.start_sums(transfer, tensors, reuse=True)
+    transfer.advance()
+    return {name: value.clone() for name, value in transfer.take().items()}
+
+
+def assert_same(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert found[name].shape == value.shape, name
+        assert torch.equal(found[name], value), name
+
+
+def memory_of(group: ProcessGroup) -> SharedMemory:
+    memory = SharedMemory.of(group)
+    assert memory is not None
+    return memory
+
+
+def sums(group: ProcessGroup) -> None:
+    for averaged in (False, True):
+        shared, others = SharedRooms(memory_of(group), averaged, 1), Connections(group, averaged, 1)
+        for number in range(ROUNDS):
+            found = summed(shared, gradients(group.process_id, number))
+            assert_same(found, summed(others, gradients(group.process_id, number)))
+
+
+def scatters(group: ProcessGroup) -> None:
+    """Two transfers are under way at a time, and rooms are used again."""
+    shared, others = SharedRooms(memory_of(group), False, 1), Connections(group, False, 1)
+    held = ranges(group, gradients(0, 0))
+    for number in range(ROUNDS):
+        transfers = []
+        for _ in range(2):
+            transfers.append(Transfer())
+            shared.start_scatter(transfers[-1], gradients(group.process_id, number), held)
+        expected = Transfer()
+        for transfer in transfers:
+            transfer.advance()
+        others.start_scatter(expected, gradients(group.process_id, number), held)
+        wanted = dict(expected.take())
+        for transfer in transfers:
+            assert_same(dict(transfer.take()), wanted)
+
+
+def gathers(group: ProcessGroup) -> None:
+    shared = SharedRooms(memory_of(group), False, 1)
+    for number in range(ROUNDS):
+        whole = {name: value.contiguous() for name, value in gradients(0, number).items()}
+        held = ranges(group, whole)
+        own = {name: torch.full_like(value, -1) for name, value in whole.items()}
+        for name, (start, stop) in held.items():
+            own[name].view(-1)[start:stop] = whole[name].view(-1)[start:stop]
+        shared.gather(own, held)
+        assert_same(own, whole)
+
+
+def nothing_stays_open(group: ProcessGroup) -> None:
+    memory = memory_of(group)
+    before = len(open_files("poptorch-exchange"))
+    for size in (1, 10, 10**6):
+        memory.room(size)
+    assert before == len(open_files("poptorch-exchange")) == 0
+
+
+def one_does_not_want(group: ProcessGroup) -> None:
+    if group.process_id == 1:
+        os.environ["POPTORCH_SHARED_MEMORY"] = "0"
+    assert SharedMemory.of(group) is None
+
+
+def no_memory_file(name: str, flags: int = 0) -> int:
+    raise OSError(errno.ENOSYS, "no such call here")
+
+
+def one_cannot(group: ProcessGroup) -> None:
+    if group.process_id == 1:
+        os.memfd_create = no_memory_file
+    assert SharedMemory.of(group) is None
+
+
+def one_cannot_any_more(group: ProcessGroup) -> None:
+    memory = memory_of(group)
+    if group.process_id == 1:
+        os.memfd_create = no_memory_file
+    try:
+        memory.room(100)
+    except Error as error:
+        print(error)
+    else:
+        raise AssertionError("a room without one of the processes")
+
+
+CASES = {
+    case.__name__: case
+    for case in (sums, scatters, gathers, nothing_stays_open, one_does_not_want, one_cannot, one_cannot_any_more)
+}
+
+
+def main(process: int, processes: int, names: list[str]) -> None:
+    group = process_group.ensure_initialized(process, processes)
+    for name in names:
+        before = dict(os.environ), os.memfd_create
+        CASES[name](group)
+        os.environ.clear()
+        os.environ.update(before[0])
+        os.memfd_create = before[1]
+        print(f"{name} done")
+    process_group.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
