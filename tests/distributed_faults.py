@@ -55,7 +55,13 @@ def trainer(process: int, processes: int) -> tuple[nn.Module, torch.optim.Optimi
     return model, optimizer, poptorch.trainingModel(model, options_for(process, processes), optimizer)
 
 
+def say_when(what: str) -> None:
+    """The clock is the same for all processes of a machine."""
+    print(f"{what} at {time.monotonic():.3f}", flush=True)
+
+
 def report(error: poptorch.Error) -> None:
+    say_when("raised")
     print(f"{type(error).__name__} {getattr(error, 'recovery_action', '')}: {error.message}", flush=True)
     sys.exit(5)
 
@@ -74,13 +80,18 @@ def train_until(process: int, processes: int, disturb: Callable[[int], None], st
 # -- one process is lost ---------------------------------------------------------------------------------------------
 
 
+def die() -> None:
+    say_when("killed")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def die_in_the_next_exchange() -> None:
     """Kill this process in the middle of a step: the exchange of gradients has begun, and the update has not."""
     start = process_group.ProcessGroup.start_sum
 
     def start_and_die(group: process_group.ProcessGroup, tensor: torch.Tensor) -> Any:
         start(group, tensor)
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
 
     process_group.ProcessGroup.start_sum = start_and_die  # type: ignore[method-assign]
 
@@ -90,7 +101,7 @@ def killed(process: int, processes: int) -> None:
 
 
 def first_killed(process: int, processes: int) -> None:
-    train_until(process, processes, lambda step: os.kill(os.getpid(), 9) if (process, step) == (0, 3) else None)
+    train_until(process, processes, lambda step: die() if (process, step) == (0, 3) else None)
 
 
 def stopped(process: int, processes: int) -> None:

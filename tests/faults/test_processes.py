@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from pathlib import Path
@@ -18,6 +19,17 @@ LONG_PATIENCE = 2 * processes.PATIENCE
 """Seconds for four processes: twice as many as most jobs here have."""
 
 
+NOTICED_SECONDS = 10
+"""How long a process may take to hear that another one is lost: several times what it takes on a busy machine."""
+
+
+def when(what: str, output: str) -> float:
+    """What the clock said when something happened."""
+    found = re.search(rf"{what} at ([\d.]+)", output)
+    assert found is not None, output
+    return float(found[1])
+
+
 @pytest.mark.parametrize(("what", "lost"), [("killed", 2), ("first_killed", 0)])
 def test_others_name_a_process_that_was_killed(what: str, lost: int) -> None:
     with processes.Job(PROGRAM, 4, what, seconds=100) as job:
@@ -28,6 +40,7 @@ def test_others_name_a_process_that_was_killed(what: str, lost: int) -> None:
         assert end.code == 5, end.output
         assert "RecoverableError PARTITION_RESET" in end.output
         assert f"process {lost} (pid {pid}" in end.output
+        assert when("raised", end.output) - when("killed", ended[lost].output) < NOTICED_SECONDS
 
 
 def test_a_process_that_ends_early_is_named() -> None:
