@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import processes
 from closeness import assert_close_sums
-from pipeline_cases import CASES, ROWS, STEPS, Case
+from pipeline_cases import CASES, ROWS, STEPS
 
 PROGRAM = processes.TESTS / "pipeline_cases.py"
 FAULTS = processes.TESTS / "pipeline_faults.py"
@@ -23,7 +23,7 @@ OF_FOUR = {"four stages": 4, "replicas": 2, "sharded state": 2, "inference of fo
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, each job started once: importing torch takes longer than training."""
     folder = tmp_path_factory.mktemp("ran")
-    for count, cases in ((2, dict.fromkeys(CASES, 2)), (4, OF_FOUR)):
+    for count, cases in ((1, dict.fromkeys(CASES, 1)), (2, dict.fromkeys(CASES, 2)), (4, OF_FOUR)):
         (folder / str(count)).mkdir()
         asked = [f"{name}={together}" for name, together in cases.items()]
         with processes.Job(PROGRAM, count, str(folder / str(count)), *asked) as job:
@@ -32,9 +32,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
-    return case.run()
+def alone(name: str, ran: Path) -> dict[str, Any]:
+    """What one process got, with as many threads as the others have: some sums depend on their number."""
+    found: dict[str, Any] = torch.load(ran / "1" / f"{name}-0.pt")
+    return found
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -48,8 +49,8 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_give_the_bits_of_one(name: str, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = alone(CASES[name], monkeypatch)
+def test_two_processes_give_the_bits_of_one(name: str, ran: Path) -> None:
+    expected = alone(name, ran)
     for process in range(2):
         found = torch.load(ran / "2" / f"{name}-{process}.pt")
         for what in ("returned", "anchors", "weights"):
@@ -61,8 +62,8 @@ def test_two_processes_give_the_bits_of_one(name: str, ran: Path, monkeypatch: p
 
 
 @pytest.mark.timeout(600)
-def test_four_processes_share_one_replica(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = alone(CASES["four stages"], monkeypatch)
+def test_four_processes_share_one_replica(ran: Path) -> None:
+    expected = alone("four stages", ran)
     for process in range(4):
         found = torch.load(ran / "4" / f"four stages-{process}.pt")
         assert_same(found["returned"], expected["returned"])
@@ -72,9 +73,9 @@ def test_four_processes_share_one_replica(ran: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name, together in OF_FOUR.items() if together == 2])
-def test_two_replicas_of_two_processes_each(name: str, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_replicas_of_two_processes_each(name: str, ran: Path) -> None:
     case = CASES[name]
-    expected = alone(case, monkeypatch)
+    expected = alone(name, ran)
     found = [torch.load(ran / "4" / f"{name}-{process}.pt") for process in range(4)]
     # Gradients are summed over processes in an order of its own; every step rounds the weights again.
     bounds = {"terms": case.replicas * case.accumulation * ROWS, "steps": 4 * STEPS, "scale": 1.0}
@@ -107,9 +108,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
 
 @pytest.mark.timeout(300)
 def test_a_process_needs_only_the_values_of_its_own_stages(
-    calm: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch
+    calm: tuple[list[str], Path], ran: Path
 ) -> None:
-    expected = alone(CASES["adamw"], monkeypatch)
+    expected = alone("adamw", ran)
     for process in range(2):
         found = torch.load(calm[1] / f"{process}.pt")
         own = [f"layers.{process}.weight", f"layers.{process}.bias"]

@@ -68,7 +68,10 @@ class _Overlaid:
         """Give the device memory of its own; the host's tensors keep the device's values, or get their own back."""
         while self._pairs:
             host, device, place = self._pairs[-1]
-            device.set_(device.clone().untyped_storage(), 0, device.shape, device.stride())
+            own = torch.UntypedStorage(device.nbytes)
+            # Not clone(): in a forked process, a copy by several threads would wait for ever for those of its parent.
+            ctypes.memmove(own.data_ptr(), device.data_ptr(), device.nbytes)
+            device.set_(own, 0, device.shape, device.stride())
             if not keep:
                 _read(self._file, place, host)
             _overlaid.pop(host.data_ptr(), None)
