@@ -107,9 +107,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
 
 
 @pytest.mark.timeout(300)
-def test_a_process_needs_only_the_values_of_its_own_stages(
-    calm: tuple[list[str], Path], ran: Path
-) -> None:
+def test_a_process_needs_only_the_values_of_its_own_stages(calm: tuple[list[str], Path], ran: Path) -> None:
     expected = alone("adamw", ran)
     for process in range(2):
         found = torch.load(calm[1] / f"{process}.pt")
