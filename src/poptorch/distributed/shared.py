@@ -16,7 +16,6 @@ from poptorch.distributed.portions import (
     make_buckets,
     own_elements,
     rows_of,
-    to_rows,
 )
 from poptorch.distributed.rooms import Room, RoomSum, SharedMemory
 from poptorch.distributed.transfer import Transfer
@@ -76,34 +75,34 @@ class SharedRooms:
 
 
 class _Scatter:
-    """Rows of gradients, one for each process, of which each process sums its own."""
+    """Rows of gradients, one for each process, of which each process sums its own. A room has those of all others."""
 
     def __init__(
         self, memory: SharedMemory, rows: Rows, gradients: Mapping[str, torch.Tensor], averaged: bool
     ) -> None:
         self._memory = memory
-        self._rows = rows
         self._averaged = averaged
-        count = memory.group.size
-        self._room: Room | None = memory.borrow(count * rows.width * rows.dtype.itemsize)
-        for name, part in rows.parts(self._room.own(count * rows.width, rows.dtype).view(count, -1)):
-            to_rows(gradients[name], part)
-        self._filled = memory.group.start_meeting()
-        self.own: torch.Tensor | None = None
+        group = memory.group
+        self._elements = (group.size - 1) * rows.width
+        self._room: Room | None = memory.borrow(self._elements * rows.dtype.itemsize)
+        self.own = torch.empty(1, rows.width, dtype=rows.dtype)
+        others = self._room.own(self._elements, rows.dtype).view(-1, rows.width)
+        for member in range(group.size):
+            row = self.own if member == group.index else others[_place(member, group.index)].view(1, -1)
+            for name, part in rows.parts(row):
+                elements = _elements_of(member, gradients[name].reshape(-1), rows.widths[name])
+                part[0, : elements.numel()] = elements
+        self._filled = group.start_meeting()
 
     def advance(self) -> None:
         """Wait until all have filled their rooms, and sum the own row."""
         if self._room is None:
             return
         self._filled.wait()
-        group, width = self._memory.group, self._rows.width
-        start = group.index * width
-        first, *others = (
-            values[start : start + width] for values in self._room.all(group.size * width, self._rows.dtype)
-        )
-        self.own = first.clone().view(1, -1)
-        for other in others:
-            self.own.add_(other)
+        group = self._memory.group
+        for member, values in enumerate(self._room.all(self._elements, self.own.dtype)):
+            if member != group.index:
+                self.own.add_(values.view(-1, self.own.shape[1])[_place(group.index, member)])
         if self._averaged:
             self.own.div_(group.size)
         self._room.has_been_read()
@@ -118,14 +117,21 @@ class _Scatter:
 def _own_elements(
     scatter: _Scatter, rows: Rows, types: Mapping[str, torch.dtype], held: Ranges
 ) -> Mapping[str, torch.Tensor]:
-    assert scatter.own is not None
     return own_elements(rows, scatter.own, types, held)
 
 
 def _take_row(tensors: Mapping[str, torch.Tensor], rows: Rows, member: int, values: torch.Tensor) -> None:
     """Write the elements that another process holds to their places."""
     for name, part in rows.parts(values.view(1, -1)):
-        flat, width = tensors[name].view(-1), rows.widths[name]
-        start, stop = member * width, min((member + 1) * width, flat.numel())
-        if start < stop:
-            flat[start:stop] = part[0, : stop - start]
+        elements = _elements_of(member, tensors[name].view(-1), rows.widths[name])
+        elements.copy_(part[0, : elements.numel()])
+
+
+def _elements_of(member: int, flat: torch.Tensor, width: int) -> torch.Tensor:
+    """What a process holds of a tensor; nothing, or less than the others, at the end of a small one."""
+    return flat[member * width : (member + 1) * width]
+
+
+def _place(member: int, process: int) -> int:
+    """Where the row of a member is in the room of a process, which has none for itself."""
+    return member - (member > process)
