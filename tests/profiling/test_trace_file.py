@@ -85,6 +85,10 @@ def events_of(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+ROUNDING = 2e-3
+"""Microseconds: a start and a duration are rounded to a nanosecond each."""
+
+
 def assert_nested(events: list[dict[str, Any]]) -> None:
     """On each thread, two spans are one inside of the other or one after the other."""
     by_thread = defaultdict(list)
@@ -94,9 +98,9 @@ def assert_nested(events: list[dict[str, Any]]) -> None:
     for spans in by_thread.values():
         open_spans: list[tuple[float, float, str]] = []
         for start, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while open_spans and open_spans[-1][1] <= start + 1e-3:
+            while open_spans and open_spans[-1][1] <= start + ROUNDING:
                 open_spans.pop()
-            assert not open_spans or end <= open_spans[-1][1] + 1e-3, (name, open_spans[-1])
+            assert not open_spans or end <= open_spans[-1][1] + ROUNDING, (name, open_spans[-1])
             open_spans.append((start, end, name))
 
 

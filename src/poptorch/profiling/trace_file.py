@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import atexit
 import datetime
-import functools
 import itertools
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing import util
 from pathlib import Path
 from typing import TypeAlias
@@ -116,44 +115,52 @@ class TraceFile:
             file.seek(self._path.stat().st_size - len(_END))
             file.write(",\n" + text)
 
-    def _lines(self, entries: Iterable[Entry]) -> Iterator[str]:
+    def _lines(self, entries: list[Entry]) -> Iterator[str]:
+        """The events as text, which is put together here: a general encoder takes several times as long."""
         process = os.getpid()
         if self._path is None:
             program = Path(sys.argv[0]).name if sys.argv else ""
             yield _metadata("process_name", process, 0, f"poptorch {program}".strip())
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for entry in sorted(entries, key=_outer_first):
-            channel, thread, span = entry
-            if thread not in self._named:
-                self._named.add(thread)
-                yield _metadata("thread_name", process, thread, names.get(thread, f"thread {thread}"))
-            yield from self._events(f'{_head(channel, span.kind, span.label)},"pid":{process},"tid":{thread}', span)
+        for thread in dict.fromkeys(thread for _, thread, _ in entries):
+            yield from self._thread(process, thread)
+        entries.reverse()  # of spans that begin together, the one that ends last comes first
+        entries.sort(key=_start)
+        heads: dict[tuple[str, int, SpanKind, str], tuple[str, bool, bool]] = {}
+        places: dict[tuple[int, int, int, int], str] = {}
+        for channel, thread, (kind, start, end, part, micro, replica, worker, label, _) in entries:
+            key = channel, thread, kind, label
+            head, plain, overlaps = heads.get(key) or heads.setdefault(
+                key, (_head(channel, thread, kind, label, process), kind in _PLAIN, kind in _OVERLAPPING)
+            )
+            at = part, micro, replica, worker
+            about = "{}" if plain else places.get(at) or places.setdefault(at, _place(*at))
+            if overlaps:
+                head = f'{head}"id":{next(self._numbers)},'
+                yield f'{head}"ph":"b","ts":{start * 1e6:.3f},"args":{about}}}'
+                yield f'{head}"ph":"e","ts":{end * 1e6:.3f}}}'
+            else:
+                yield f'{head}"ph":"X","ts":{start * 1e6:.3f},"dur":{(end - start) * 1e6:.3f},"args":{about}}}'
 
-    def _events(self, head: str, span: TraceSpan) -> Iterator[str]:
-        """The events of a span. Text is put together here: a general encoder takes several times as long."""
-        kind, part, micro, replica, worker = span.kind, span.part, span.micro, span.replica, span.worker
-        about = "" if kind in _PLAIN else (
-            f'"part":{part},"micro_batch":{micro},"replica":{replica},"worker":{worker}'
-        )  # fmt: skip
-        start, end = nanoseconds(span.start), nanoseconds(span.end)
-        if kind in _OVERLAPPING:
-            head = f'{head},"id":{next(self._numbers)}'
-            yield f'{head},"ph":"b","ts":{start / 1e3:.3f},"args":{{{about}}}}}'
-            yield f'{head},"ph":"e","ts":{end / 1e3:.3f}}}'
-        else:
-            yield f'{head},"ph":"X","ts":{start / 1e3:.3f},"dur":{(end - start) / 1e3:.3f},"args":{{{about}}}}}'
+    def _thread(self, process: int, thread: int) -> Iterator[str]:
+        """The name of a thread, once."""
+        if thread not in self._named:
+            self._named.add(thread)
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            yield _metadata("thread_name", process, thread, names.get(thread, f"thread {thread}"))
 
 
-def _outer_first(entry: Entry) -> tuple[float, float]:
-    span = entry[2]
-    return span.start, -span.end
+def _start(entry: Entry) -> float:
+    return entry[2].start
 
 
-@functools.lru_cache(maxsize=4096)
-def _head(channel: str, kind: SpanKind, label: str) -> str:
-    """How the events of equal spans begin."""
+def _head(channel: str, thread: int, kind: SpanKind, label: str, process: int) -> str:
+    """How the events of spans begin that differ only in what follows."""
     name = event_name(channel, TraceSpan(kind, 0.0, 0.0, label=label))
-    return f'{{"name":{json.dumps(name)},"cat":{json.dumps(channel)}'
+    return f'{{"name":{json.dumps(name)},"cat":{json.dumps(channel)},"pid":{process},"tid":{thread},'
+
+
+def _place(part: int, micro: int, replica: int, worker: int) -> str:
+    return f'{{"part":{part},"micro_batch":{micro},"replica":{replica},"worker":{worker}}}'
 
 
 def _metadata(kind: str, process: int, thread: int, name: str) -> str:

@@ -152,15 +152,15 @@ class ParallelRunner:
             raise
 
     def _report(self, trace: Trace, spans: Sequence[Span], iteration: int) -> None:
+        whole = self._device.plan.whole
         for span in spans:
             task, start = span.task, span.start
             micro = self._loop.position(self.first_of(iteration, task))
-            kind = SpanKind.STEP if self._device.plan.whole else _SPAN_KINDS[task.job.kind]
-            part, replica = task.job.part, self._loop.global_replica(task.replica)
-            at = part, micro, replica, span.worker
-            trace.add(TraceSpan(kind, start, span.released, *at, thread=span.thread))
+            kind = SpanKind.STEP if whole else _SPAN_KINDS[task.job.kind]
+            about = task.job.part, micro, self._loop.global_replica(task.replica), span.worker, "", span.thread
+            trace.add(TraceSpan(kind, start, span.released, *about))
             if span.end > span.released:
-                trace.add(TraceSpan(SpanKind.LEFTOVER, span.released, span.end, *at, thread=span.thread))
+                trace.add(TraceSpan(SpanKind.LEFTOVER, span.released, span.end, *about))
 
     def label_of(self, stage: StageProgram) -> str:
         """For people: which pass of which part a stage is; empty for a model in one part."""

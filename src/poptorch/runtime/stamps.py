@@ -88,7 +88,7 @@ class Stamps:
         ):
             for micro_batch, start in begun.items():
                 micro, replica = self._loop.position(micro_batch), self._loop.global_replica(micro_batch.replica)
-                trace.add(TraceSpan(kind, start, ended[micro_batch], micro=micro, replica=replica))
+                trace.add(TraceSpan(kind, start, ended[micro_batch], 0, micro, replica))
 
 
 def _note_first(times: dict[MicroBatch, float], members: Sequence[MicroBatch]) -> None:
