@@ -1,10 +1,11 @@
-"""What a trace costs: the time of training calls with PVTI_OPTIONS and without, in processes of their own.
+"""What a trace costs: the time of training calls with PVTI_OPTIONS and without.
 
-    python bench/trace_overhead.py [--rounds 7] [--seconds 3]
+    python bench/trace_overhead.py [--rounds 9] [--seconds 3]
 
-Two pipelines of two stages: one whose jobs take a fraction of a millisecond, and one with layers of a usual size.
-A process with a trace and one without wait for their turns, in each of which they make some calls; so what else happens
-on the machine hits both. All calls count, those that write the file among them. The result is the median over turns.
+Two pipelines of two stages: one whose jobs take a fraction of a millisecond, and one with layers of a usual size. One
+process has both contenders, the same model with a trace and without, which take turns of a few calls; two processes
+differ by more than a trace costs. All calls count, those that write the file among them. Each round has two new models,
+as some lie better in memory than others; the result is the median over all rounds.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 WIDTHS = {"small": 256, "usual": 1024}
 MICRO_BATCHES = 8
 ROWS = 64
+CALLS = 5
+"""In one turn."""
 
 
-def answer(name: str) -> None:
-    """One process: for each number of calls that it reads, it writes the seconds of one of them."""
+def executor(name: str, traced: bool) -> Callable[[], object]:
+    """A training call of a pipeline."""
     import torch
     from torch import nn
 
     import poptorch
+    from poptorch.profiling import channel
 
     width = WIDTHS[name]
 
@@ -45,68 +48,47 @@ def answer(name: str) -> None:
     model = Pipeline()
     options = poptorch.Options()
     options.Training.gradientAccumulation(MICRO_BATCHES)
-    executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.01))
+    channel.enabled = traced  # asked when an executor is made
+    made = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.01))
     x, label = torch.randn(MICRO_BATCHES * ROWS, width), torch.zeros(MICRO_BATCHES * ROWS, dtype=torch.long)
-    for line in sys.stdin:
-        calls = int(line)
-        begun = time.perf_counter()
-        for _ in range(calls):
-            executor(x, label)
-        print((time.perf_counter() - begun) / calls, flush=True)
+    return lambda: made(x, label)
 
 
-class Contender:
-    """A process that makes calls when it is asked."""
-
-    def __init__(self, name: str, folder: str | None) -> None:
-        environment = {**os.environ, "POPTORCH_GROUP": "1"}  # a span for each micro-batch, as many as there can be
-        environment.pop("PVTI_OPTIONS", None)
-        if folder is not None:
-            environment["PVTI_OPTIONS"] = json.dumps({"enable": "true", "directory": folder})
-        command = [sys.executable, __file__, "--answer", name]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def turn(self, calls: int) -> float:
-        """Seconds of a call, on average."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{calls}\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def end(self) -> None:
-        """Let it write the rest of its file."""
-        self._process.communicate()
+def seconds_of(call: Callable[[], object], calls: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - begun
 
 
-def compare(name: str, rounds: int, seconds: float) -> None:
-    """Print both times and the overhead."""
-    with tempfile.TemporaryDirectory() as folder:
-        plain, traced = contenders = Contender(name, None), Contender(name, folder)
-        for contender in contenders:
-            contender.turn(20)
-        calls = max(10, round(seconds / plain.turn(20)))
-        pairs = [(plain.turn(calls), traced.turn(calls)) for _ in range(rounds)]
-        for contender in contenders:
-            contender.end()
-    without, with_trace = (statistics.median(column) for column in zip(*pairs, strict=True))
-    overhead = statistics.median(b / a - 1 for a, b in pairs)
-    print(f"{name}: without {without * 1e3:.3f} ms, with {with_trace * 1e3:.3f} ms: {overhead:+.1%}", flush=True)
+def overhead(name: str, seconds: float) -> tuple[float, float]:
+    """Milliseconds of a call without a trace, and by which part of that a trace makes it longer."""
+    contenders = [executor(name, traced) for traced in (False, True)]
+    for call in contenders:
+        seconds_of(call, 2 * CALLS)
+    turns = max(4, round(seconds / seconds_of(contenders[0], CALLS) / 2))
+    times = [[seconds_of(call, CALLS) for call in contenders] for _ in range(turns)]
+    plain, traced = (sum(column) for column in zip(*times, strict=True))
+    return plain / turns / CALLS * 1e3, traced / plain - 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of one turn")
-    parser.add_argument("--answer", choices=tuple(WIDTHS), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one round")
     given = parser.parse_args()
-    if given.answer is not None:
-        answer(given.answer)
-        return
-    for name in WIDTHS:
-        compare(name, given.rounds, given.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PVTI_OPTIONS"] = json.dumps({"enable": "true", "directory": folder})
+        os.environ["POPTORCH_GROUP"] = "1"  # a span for each micro-batch: as many as there can be
+        for name in WIDTHS:
+            times, overheads = zip(*(overhead(name, given.seconds) for _ in range(given.rounds)), strict=True)
+            spread = f"{min(overheads):+.1%} to {max(overheads):+.1%}"
+            time_of_call, added = statistics.median(times), statistics.median(overheads)
+            print(f"{name}: {time_of_call:.2f} ms, with a trace {added:+.1%} ({spread})", flush=True)
+        from poptorch.profiling import channel
+
+        assert channel.trace_file is not None
+        channel.trace_file.flush()  # while its folder is there
 
 
 if __name__ == "__main__":

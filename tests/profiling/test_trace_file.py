@@ -16,7 +16,7 @@ import preloaded
 from poptorch.profiling import trace_file
 from poptorch.profiling.requests import trace_request
 from poptorch.profiling.trace import SpanKind, TraceSpan
-from poptorch.profiling.trace_file import TraceFile
+from poptorch.profiling.trace_file import TraceFile, entry_of
 
 PROGRAM = """
 import multiprocessing, sys, threading
@@ -146,7 +146,7 @@ def test_a_file_grows_and_is_always_complete(tmp_path: Path, monkeypatch: pytest
     file = TraceFile(tmp_path / "new")
     for number in range(7):
         kind = SpanKind.INPUT if number == 2 else SpanKind.POINT
-        file.add(("mine", 1, TraceSpan(kind, number, number + 0.5, label=f"span {number}")))
+        file.add(entry_of("mine", 1, TraceSpan(kind, number, number + 0.5, label=f"span {number}")))
         if number == 1:
             assert file.path is None
         elif number > 1:
@@ -167,7 +167,7 @@ def test_a_file_grows_and_is_always_complete(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", ['with "quotes"', "back\\slash", "two\nlines", "ünïcode {}", ""])
 def test_any_name_will_do(name: str, tmp_path: Path) -> None:
     file = TraceFile(tmp_path)
-    file.add((name, 1, TraceSpan(SpanKind.POINT, 0, 1, label=name)))
+    file.add(entry_of(name, 1, TraceSpan(SpanKind.POINT, 0, 1, label=name)))
     file.flush()
     assert file.path is not None
     (event,) = (event for event in events_of(file.path) if event["ph"] == "X")
@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "taken").write_text("a file")
     file = TraceFile(tmp_path / "taken")
     for _ in range(2):
-        file.add(("mine", 1, TraceSpan(SpanKind.POINT, 0, 1)))
+        file.add(entry_of("mine", 1, TraceSpan(SpanKind.POINT, 0, 1)))
         file.flush()
     assert caplog.text.count("cannot be written") == 1
 

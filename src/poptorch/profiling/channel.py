@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 from poptorch import environment
 from poptorch.profiling.requests import trace_request
 from poptorch.profiling.trace import NO_TRACE, ActiveTrace, SpanKind, Trace, TraceSpan
-from poptorch.profiling.trace_file import Entry, TraceFile, event_name, nanoseconds
+from poptorch.profiling.trace_file import Entry, TraceFile, entry_of, event_name, nanoseconds
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,8 +56,8 @@ class Channel:
     def records(self) -> tuple[Record, ...]:
         """The spans recorded so far under this channel's name, in the order in which they ended."""
         return tuple(
-            Record(event_name(channel, span), thread, nanoseconds(span.start), nanoseconds(span.end))
-            for channel, thread, span in tuple(self._entries)
+            Record(event_name(channel, kind, label), thread, nanoseconds(start), nanoseconds(end))
+            for channel, thread, kind, start, end, *_, label in tuple(self._entries)
         )
 
     def tracepoint(self, name: str) -> AbstractContextManager[None]:
@@ -70,7 +70,7 @@ class Channel:
 
     def keep(self, span: TraceSpan) -> None:
         """Take a span that was timed already."""
-        entry = (self.name, span.thread or get_ident(), span)  # all else waits until somebody reads it
+        entry = entry_of(self.name, span.thread or get_ident(), span)
         self._entries.append(entry)
         if trace_file is not None:
             trace_file.add(entry)

@@ -55,8 +55,6 @@ class SpanKind(enum.Enum):
     POINT = "point"
     """What a program times itself with a channel, under a label of its own."""
 
-    __hash__ = object.__hash__  # that of enumerations is written in Python, and takes as long as keeping a span
-
 
 class TraceSpan(NamedTuple):
     """One span; times in seconds from an arbitrary origin (``time.perf_counter``).

@@ -27,26 +27,35 @@ _FLUSH_AT = 20_000
 _END = "\n]\n"
 
 
-Entry: TypeAlias = tuple[str, int, TraceSpan]
-"""A span with the name of its channel and the thread on which it ran."""
+Entry: TypeAlias = tuple[str, int, str, float, float, int, int, int, int, str]
+"""A span: channel, thread, kind, start, end, part, micro-batch, replica, worker, label.
 
-_PLAIN = frozenset({
+Numbers and texts only: Python's garbage collector forgets such tuples, however many there are.
+"""
+
+_PLAIN = frozenset(kind.value for kind in (
     SpanKind.PASS, SpanKind.COMPILE, SpanKind.EXCHANGE, SpanKind.UPDATE, SpanKind.WEIGHTS_TO_DEVICE,
     SpanKind.WEIGHTS_TO_HOST, SpanKind.POINT,
-})  # fmt: skip
+))  # fmt: skip
 """What belongs to no part and no micro-batch."""
 
-_OVERLAPPING = frozenset({SpanKind.INPUT, SpanKind.OUTPUT})
+_OVERLAPPING = frozenset((SpanKind.INPUT.value, SpanKind.OUTPUT.value))
 """What may begin or end in the middle of other spans of its thread: it is drawn on a line of its own."""
 
 
-def event_name(channel: str, span: TraceSpan) -> str:
+def entry_of(channel: str, thread: int, span: TraceSpan) -> Entry:
+    """A span of a channel that ran on a thread."""
+    kind, start, end, part, micro, replica, worker, label, _ = span
+    return channel, thread, kind._value_, start, end, part, micro, replica, worker, label
+
+
+def event_name(channel: str, kind: str, label: str) -> str:
     """The name of a span for people.
 
-    >>> event_name("mine", TraceSpan(SpanKind.POINT, 0.0, 1.0, label="load"))
-    'mine.load'
+    >>> event_name("mine", "point", "load"), event_name("mine", "update", "")
+    ('mine.load', 'mine.update')
     """
-    return f"{channel}.{span.label or span.kind.value}"
+    return f"{channel}.{label or kind}"
 
 
 def nanoseconds(seconds: float) -> int:
@@ -121,13 +130,13 @@ class TraceFile:
         if self._path is None:
             program = Path(sys.argv[0]).name if sys.argv else ""
             yield _metadata("process_name", process, 0, f"poptorch {program}".strip())
-        for thread in dict.fromkeys(thread for _, thread, _ in entries):
+        for thread in dict.fromkeys(entry[1] for entry in entries):
             yield from self._thread(process, thread)
         entries.reverse()  # of spans that begin together, the one that ends last comes first
         entries.sort(key=_start)
-        heads: dict[tuple[str, int, SpanKind, str], tuple[str, bool, bool]] = {}
+        heads: dict[tuple[str, int, str, str], tuple[str, bool, bool]] = {}
         places: dict[tuple[int, int, int, int], str] = {}
-        for channel, thread, (kind, start, end, part, micro, replica, worker, label, _) in entries:
+        for channel, thread, kind, start, end, part, micro, replica, worker, label in entries:
             key = channel, thread, kind, label
             head, plain, overlaps = heads.get(key) or heads.setdefault(
                 key, (_head(channel, thread, kind, label, process), kind in _PLAIN, kind in _OVERLAPPING)
@@ -150,12 +159,12 @@ class TraceFile:
 
 
 def _start(entry: Entry) -> float:
-    return entry[2].start
+    return entry[3]
 
 
-def _head(channel: str, thread: int, kind: SpanKind, label: str, process: int) -> str:
+def _head(channel: str, thread: int, kind: str, label: str, process: int) -> str:
     """How the events of spans begin that differ only in what follows."""
-    name = event_name(channel, TraceSpan(kind, 0.0, 0.0, label=label))
+    name = event_name(channel, kind, label)
     return f'{{"name":{json.dumps(name)},"cat":{json.dumps(channel)},"pid":{process},"tid":{thread},'
 
 
