@@ -78,10 +78,12 @@ class Peers:
         """Wait for all processes; they must agree about how many they are, and no two may have one number."""
         store, size = self._store, own.num_processes
         if store.add(f"claimed/{own.process_id}", 1) > 1:
-            raise createPoptorchError(
+            problem = (
                 f"Two processes of the job say that they are process {own.process_id}. Give each a number of its own "
                 "with Options.Distributed.configureProcessId, or let the launcher do so."
             )
+            store.set("refused", problem)  # one number is missing then: the others need not wait for it
+            raise createPoptorchError(problem)
         store.set(f"here/{own.process_id}", json.dumps(asdict(own)))
         try:
             return self._wait_for([f"here/{i}" for i in range(size)], own)
@@ -99,6 +101,8 @@ class Peers:
         deadline += self._seconds
         while not self._store.check(keys):
             if time.monotonic() >= next_look:
+                if self._store.check(["refused"]):
+                    raise createPoptorchError(self._store.get("refused").decode())
                 self._check_sizes([k for k in keys if self._store.check([k])], own)
                 next_look = time.monotonic() + 1
             if time.monotonic() > deadline:
