@@ -51,7 +51,7 @@ def ranges(group: ProcessGroup, names: Tensors) -> dict[str, tuple[int, int]]:
 
 def summed(way: Connections | SharedRooms, tensors: Tensors) -> Tensors:
     transfer = Transfer()
-    way.start_sums(transfer, tensors, reuse=True)
+    way.start_sums(transfer, tensors)
     transfer.advance()
     return {name: value.clone() for name, value in transfer.take().items()}
 
@@ -99,11 +99,14 @@ def scatters(group: ProcessGroup) -> None:
 def gathers(group: ProcessGroup) -> None:
     shared = SharedRooms(memory_of(group), False, 1)
     for number in range(ROUNDS):
-        whole = {name: value.contiguous() for name, value in gradients(0, number).items()}
+        whole = gradients(0, number)
         held = ranges(group, whole)
-        own = {name: torch.full_like(value, -1) for name, value in whole.items()}
+        own = {name: torch.full_like(value, -1) for name, value in whole.items()}  # lies in memory as the other does
         for name, (start, stop) in held.items():
-            own[name].view(-1)[start:stop] = whole[name].view(-1)[start:stop]
+            flat = own[name].reshape(-1)
+            flat[start:stop] = whole[name].reshape(-1)[start:stop]
+            own[name].copy_(flat.view(own[name].shape))
+        assert not own["turned"].is_contiguous()
         shared.gather(own, held)
         assert_same(own, whole)
 

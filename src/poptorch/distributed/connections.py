@@ -38,13 +38,13 @@ class Connections:
         self._replicas = replicas
         self._buckets: dict[tuple[str, ...], list[Bucket]] = {}
 
-    def start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], reuse: bool) -> None:
-        """Whole tensors; with ``reuse``, small ones are summed in the same memory in each round."""
+    def start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Whole tensors; small ones are summed in the same memory in each round."""
         small = {name: g for name, g in gradients.items() if not _travels_alone(g)}
         for name, gradient in gradients.items():
             if name not in small:
                 transfer.add(self._group.start_sum(gradient), partial(self._alone, name, gradient))
-        for bucket in self._buckets_for(small) if reuse else make_buckets(small):
+        for bucket in self._buckets_for(small):
             before = fill(bucket, small)
             transfer.add(self._group.start_sum(bucket.room), partial(self._contents, bucket, before))
 

@@ -48,7 +48,7 @@ class ProcessExchange:
         whole = {name: g for name, g in gradients.items() if name not in held}
         divided = {name: g for name, g in gradients.items() if name in held}
         if whole:
-            self._way(self.group).start_sums(transfer, whole, reuse=not held)
+            self._way(self.group).start_sums(transfer, whole)
         if divided:
             self._way(self._everybody).start_scatter(transfer, divided, held)
         return transfer

@@ -31,9 +31,8 @@ class SharedRooms:
         self._replicas = replicas
         self._buckets: dict[tuple[str, ...], list[tuple[Bucket, Room]]] = {}
 
-    def start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], reuse: bool) -> None:
+    def start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor]) -> None:
         """Whole tensors, which are summed in the same memory in each round."""
-        del reuse  # new rooms would cost more than they save
         for bucket, room in self._buckets_for(gradients):
             before = fill(bucket, gradients)
             values = room.all(bucket.room.numel(), bucket.room.dtype)
@@ -123,8 +122,12 @@ def _own_elements(
 def _take_row(tensors: Mapping[str, torch.Tensor], rows: Rows, member: int, values: torch.Tensor) -> None:
     """Write the elements that another process holds to their places."""
     for name, part in rows.parts(values.view(1, -1)):
-        elements = _elements_of(member, tensors[name].view(-1), rows.widths[name])
+        tensor = tensors[name]
+        flat = tensor.reshape(-1)  # a copy of what lies otherwise, such as channels_last
+        elements = _elements_of(member, flat, rows.widths[name])
         elements.copy_(part[0, : elements.numel()])
+        if not tensor.is_contiguous():
+            tensor.copy_(flat.view(tensor.shape))
 
 
 def _elements_of(member: int, flat: torch.Tensor, width: int) -> torch.Tensor:
