@@ -67,15 +67,11 @@ def page() -> str:
 
 def introduction() -> str:
     """What the page is and how to read it."""
-    text = f"""# Compatibility
+    return f"""# Compatibility
 
 <!-- Written by `make compatibility` from the code and from scripts/compat_notes.py: edit these instead. -->
 
 What exists in `poptorch` {poptorch.__version__}, taken from the code. What is not listed is not there."""
-    return (
-        text + " The IPU Model itself comes with a later release: until then *modelled* options are stored and checked."
-    )
-
 
 def differences() -> str:
     """The recorded differences, one row each."""
