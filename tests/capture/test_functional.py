@@ -51,14 +51,17 @@ class Changed(Plain):
 def forms(monkeypatch):
     """The functional forms that were made: operations before and after."""
     made = []
-    make = functional._functionalize
 
-    def note(graph_module, ports):
-        form = make(graph_module, ports)
-        made.append((operations(graph_module), operations(form)))
-        return form
+    def noting(make):
+        def note(graph_module, ports):
+            form = make(graph_module, ports)
+            made.append((operations(graph_module), operations(form)))
+            return form
 
-    monkeypatch.setattr(functional, "_functionalize", note)
+        return note
+
+    for name in ("_functionalize", "_on_device"):
+        monkeypatch.setattr(functional, name, noting(getattr(functional, name)))
     return made
 
 

@@ -392,6 +392,13 @@ class InputNormaliser:
         self._warned: set[str] = set()
 
     def __call__(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        if not tensor.is_contiguous():
+            self._warn_once("contiguous", f"Input tensor {path} is not contiguous. It is copied on every call.")
+            tensor = tensor.contiguous()
+        return self.with_strides(tensor, path)
+
+    def with_strides(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        """The same, but with the strides of the user's tensor: so ``forward`` sees it."""
         if tensor.requires_grad:
             self._warn_once(
                 "grad",
@@ -399,9 +406,6 @@ class InputNormaliser:
                 f"inputs is not supported. It is the input {path}.",
             )
             tensor = tensor.detach()
-        if not tensor.is_contiguous():
-            self._warn_once("contiguous", f"Input tensor {path} is not contiguous. It is copied on every call.")
-            tensor = tensor.contiguous()
         if tensor.dtype is torch.int64:
             self._warn_about_width(tensor, path)
         narrow = _NARROWED.get(tensor.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from poptorch.capture.state import StateEntry, StateKind
 from poptorch.capture.tracer import Recording
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, add_to_message, createPoptorchError
+from poptorch.ops.memory_order import InAnyOrder
 from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import remove_dead_code
 from poptorch.program.opinfo import has_info, info_of, set_info
@@ -27,6 +29,8 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     constants = _lift_constants(graph_module, recording.fake_mode)
     ports = _ports(recording, input_names, constants)
     functional = graph_module if _is_functional(recording) else _functionalize(graph_module, ports)
+    if not all(map(_lies_as_on_device, zip(_placeholders(functional), ports, strict=True))):
+        functional = _on_device(functional, ports)
     program = Program(
         graph_module=functional,
         ports=ports,
@@ -88,8 +92,7 @@ def _ports(recording: Recording, input_names: list[str], constants: list[torch.T
         ports.append(Port(role, name, counts[role], tuple(tensor.shape), dtype))
         counts[role] += 1
 
-    placeholders = [n for n in recording.graph_module.graph.nodes if n.op == "placeholder"]
-    for entry, node in zip(recording.state, placeholders, strict=False):
+    for entry, node in zip(recording.state, _placeholders(recording.graph_module), strict=False):
         # The stand-in, not the user's tensor: the device may keep another type.
         add(_state_role(entry), entry.name, node.meta.get("val", entry.tensor))
     for name, tensor in zip(input_names, recording.example_inputs, strict=True):
@@ -99,6 +102,10 @@ def _ports(recording: Recording, input_names: list[str], constants: list[torch.T
     for index, tensor in enumerate(constants):
         add(Role.CONSTANT, f"constant {index}", tensor)
     return ports
+
+
+def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in graph_module.graph.nodes if n.op == "placeholder"]
 
 
 def _state_role(entry: StateEntry) -> Role:
@@ -113,10 +120,8 @@ def _is_functional(recording: Recording) -> bool:
 
 
 def _stays(node: fx.Node) -> bool:
-    """Whether a node would be the same in the functional form, where inputs lie in memory as on a device."""
-    if node.op == "placeholder":
-        return bool(node.meta["val"].is_contiguous())
-    if node.op == "output" or node.target is operator.getitem:
+    """Whether a node would be the same in the functional form."""
+    if node.op in ("placeholder", "output") or node.target is operator.getitem:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or node.target in _CHANGED:
         return False
@@ -124,18 +129,56 @@ def _stays(node: fx.Node) -> bool:
 
 
 def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
+    """Without operations that write. Tensors lie in memory as they did in the recording, for the sake of views."""
     replay = _Replay(graph_module)
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_mode, torch.no_grad():
-        fakes = [torch.empty(port.shape, dtype=port.dtype) for port in ports]
+
+    def run(*inputs: torch.Tensor) -> Any:
+        return replay.run(*inputs, enable_io_processing=False)
+
+    strides = [_recorded_strides(node) for node in _placeholders(graph_module)]
+    return _traced(torch.func.functionalize(run, remove="mutations"), ports, strides)
+
+
+def _on_device(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
+    """A functional graph for tensors that lie in memory as on a device, and no more as in the recording."""
+    replay = _InAnyOrder(graph_module, garbage_collect_values=False)  # a view by address needs its base
+
+    def run(*inputs: torch.Tensor) -> Any:
+        return replay.run(*inputs, enable_io_processing=False)
+
+    # Constants stay as they are: one that repeats its elements may be far smaller so.
+    strides = [
+        _recorded_strides(node) if port.role is Role.CONSTANT else None
+        for node, port in zip(_placeholders(graph_module), ports, strict=True)
+    ]
+    return _traced(run, ports, strides)
+
+
+def _traced(
+    function: Callable[..., Any], ports: Sequence[Port], strides: Sequence[Sequence[int] | None]
+) -> fx.GraphModule:
+    """The graph of a function of all ports; without strides, elements lie in the order of dimensions."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        fakes = [
+            torch.empty(port.shape, dtype=port.dtype)
+            if stride is None
+            else torch.empty_strided(port.shape, stride, dtype=port.dtype)
+            for port, stride in zip(ports, strides, strict=True)
+        ]
         assert all(isinstance(fake, FakeTensor) for fake in fakes)
+        graph_module = make_fx(function, tracing_mode="real")(*fakes)
+    graph_module.graph.set_codegen(fx.graph.CodeGen())
+    return graph_module
 
-        def run(*inputs: torch.Tensor) -> Any:
-            return replay.run(*inputs, enable_io_processing=False)
 
-        functional = make_fx(torch.func.functionalize(run, remove="mutations"), tracing_mode="real")(*fakes)
-    functional.graph.set_codegen(fx.graph.CodeGen())
-    return functional
+def _recorded_strides(placeholder: fx.Node) -> Sequence[int] | None:
+    value = placeholder.meta.get("val")
+    return value.stride() if isinstance(value, torch.Tensor) else None
+
+
+def _lies_as_on_device(placeholder: tuple[fx.Node, Port]) -> bool:
+    node, port = placeholder
+    return port.role is Role.CONSTANT or bool(node.meta["val"].is_contiguous())
 
 
 # Schemas that do not declare that running statistics are written, and their honest equivalents.
@@ -153,16 +196,8 @@ _CHANGED = {
 }
 
 
-class _Replay(fx.Interpreter):
+class _Annotating(fx.Interpreter):
     """Runs a recorded graph under the tracer; new operations inherit the annotations of the old."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in _HONEST and args[3] is not None:
-            *operands, training, momentum, eps = args
-            if not training:
-                return super().call_function(_READING[target], (*operands, momentum, eps), kwargs)
-            target = _HONEST[target]
-        return super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -173,3 +208,28 @@ class _Replay(fx.Interpreter):
                 set_info(node, info_of(n))
                 node = node.prev
         return result
+
+
+class _InAnyOrder(_Annotating, InAnyOrder):
+    """Runs a functional graph with tensors that lie in memory otherwise than in the recording."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except Error as error:
+            source = info_of(n).source
+            if source is not None:
+                add_to_message(error, f" (at {source})")
+            raise
+
+
+class _Replay(_Annotating):
+    """Runs a recorded graph, with operations that are honest about what they write."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in _HONEST and args[3] is not None:
+            *operands, training, momentum, eps = args
+            if not training:
+                return super().call_function(_READING[target], (*operands, momentum, eps), kwargs)
+            target = _HONEST[target]
+        return super().call_function(target, args, kwargs)

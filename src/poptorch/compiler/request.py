@@ -178,7 +178,7 @@ def micro_batch_inputs(
                 "calculate the batch size which will be executed on the device in any given iteration. For a full "
                 "explanation see docs/batching.md."
             )
-        tensor = normalise(tensor, spec.path)
+        tensor = normalise.with_strides(tensor, spec.path)
         result.append(tensor.narrow(0, 0, tensor.shape[0] // factor) if factor > 1 else tensor)
     return result
 

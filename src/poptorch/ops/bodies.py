@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops.effects import calls_host, is_ordered
+from poptorch.ops.memory_order import for_any_order, order_in_memory
 from poptorch.ops.printing import PRINT
 from poptorch.ops.subgraph import graph_to_text
 from poptorch.ops.traits import traits_of
@@ -325,6 +326,7 @@ def _functional(module: fx.GraphModule, trace: _Trace) -> fx.Graph:
         function = fx.GraphModule(torch.nn.Module(), graph)
         with torch.no_grad():
             graph = make_fx(torch.func.functionalize(function))(*examples).graph
+    for_any_order(graph)
     for node in list(graph.nodes):
         if node.target in _PASS_THROUGH and node.kwargs.get("memory_format") in (None, torch.preserve_format):
             node.replace_all_uses_with(node.args[0])
@@ -335,7 +337,9 @@ def _functional(module: fx.GraphModule, trace: _Trace) -> fx.Graph:
 
 def _example(node: fx.Node) -> torch.Tensor:
     value = node.meta["val"]
-    return torch.zeros(value.shape, dtype=value.dtype)
+    if order_in_memory(value) is None:
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
 
 
 def _with_ordered_inputs(graph: fx.Graph, inputs: Sequence[fx.Node]) -> fx.Graph:
