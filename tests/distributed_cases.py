@@ -56,6 +56,20 @@ class Own(nn.Module):
         return out, poptorch.identity_loss((out - y).pow(2).mean(), reduction="none")
 
 
+class Spectral(nn.Module):
+    """Complex weights between two Fourier transforms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.modes = nn.Parameter(torch.randn(FEATURES // 2 + 1, dtype=torch.complex64))
+        self.fc = nn.Linear(FEATURES, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = self.fc(torch.fft.irfft(torch.fft.rfft(x) * self.modes.conj(), n=FEATURES))
+        return out, poptorch.identity_loss((out - y).pow(2).mean(), reduction="none")
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, use_combined_accum=False)
 
@@ -140,7 +154,8 @@ class Case:
         if self.make is Own:
             executor.own.replicaGrouping(self.grouping, 2, poptorch.VariableRetrievalMode.OnePerGroup)
         outputs = [executor(*self.data(process, processes, step))[0] for step in range(STEPS)]
-        found = {name: p.detach().clone() for name, p in model.named_parameters()}
+        found = {n: torch.view_as_real(p) if p.is_complex() else p for n, p in model.named_parameters()}
+        found = {name: p.detach().clone() for name, p in found.items()}
         state = optimizer.state_dict()
         found |= {f"state/{n}": t for n, t in state.get("ipu_state", {}).items() if isinstance(t, torch.Tensor)}
         local = self.iterations * self.accumulation if options.output_mode == poptorch.OutputMode.All else 1
@@ -171,6 +186,8 @@ CASES = {
     "sharded": Case(options=sharded_state, optimizer=adamw, replicas=4),
     "sharded with running mean": Case(options=sharded_and_running_mean, accumulation=2),
     "sharded accumulators": Case(options=sharded_accumulators, optimizer=adamw, accumulation=3),
+    "complex": Case(make=Spectral, accumulation=2),
+    "sharded, complex": Case(make=Spectral, optimizer=adamw, options=sharded_state),
     "groups": Case(replicas=4, make=Own, model={"groups": 2}),
     "groups across processes": Case(
         replicas=4, make=Own, model={"groups": 2}, optimizer=lamb, grouping=poptorch.CommGroupType.Orthogonal

@@ -208,7 +208,7 @@ def test_memory_that_is_not_that_of_one_tensor():
 
 
 @pytest.mark.parametrize(
-    "tensor, order",
+    ("tensor", "order"),
     [
         (torch.empty(2, 3), [0, 1]),
         (torch.empty(2, 3).t(), [1, 0]),

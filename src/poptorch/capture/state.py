@@ -351,7 +351,7 @@ def stand_ins_for(
     for entry in entries:
         tensor = make(entry.tensor.detach()[0] if entry.grouped else entry.tensor.detach())
         if entry.kind is StateKind.PARAMETER:
-            wants_grad = entry.tensor.requires_grad and tensor.is_floating_point()
+            wants_grad = entry.tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
             tensor = nn.Parameter(tensor, requires_grad=wants_grad)
             if wants_grad:
                 _copy_hooks(entry.tensor, tensor)

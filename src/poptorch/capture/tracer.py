@@ -324,7 +324,11 @@ class _Attempt:
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
     """The device has no wider type than float32, and computes bfloat16 in it."""
-    return tensor.to(torch.float32) if tensor.dtype in (torch.float64, torch.bfloat16) else tensor
+    narrow = _NARROW.get(tensor.dtype)
+    return tensor if narrow is None else tensor.to(narrow)
+
+
+_NARROW = {torch.float64: torch.float32, torch.bfloat16: torch.float32, torch.complex128: torch.complex64}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from poptorch.compiler.passes.context import Context
 from poptorch.compiler.passes.hints import read_hints
 from poptorch.compiler.passes.joining import join_parts
 from poptorch.compiler.passes.outputs import own_outputs
+from poptorch.compiler.passes.pairs import weights_as_pairs
 from poptorch.compiler.passes.precision import record_partials, watch_gradients
 from poptorch.compiler.passes.recompute import recompute
 from poptorch.compiler.passes.simplify import simplify
@@ -48,6 +49,7 @@ class Observer(Protocol):
 
 WHOLE_PASSES: tuple[Pass, ...] = (
     Pass("take host results", take_host_results, "what does not depend on the device is not computed there"),
+    Pass("weights as pairs", weights_as_pairs, "before anything counts the elements of gradients"),
     Pass("read hints", read_hints, "hints sit right after the operations they speak of: before anything moves"),
     Pass("drop writes to constants", drop_writes_to_constants, "plain tensor attributes are not state"),
     Pass("return old statistics", return_old_statistics, "before anything depends on which values are read"),

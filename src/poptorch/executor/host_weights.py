@@ -23,6 +23,7 @@ from poptorch.executor.outputs import ParameterView
 from poptorch.executor.replacements import KnownState, Replacement
 from poptorch.executor.turns import Turns
 from poptorch.options import Options
+from poptorch.program.pairs import as_on_host
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.runtime.weight_overlay import WeightOverlay, end_overlays
 
@@ -319,7 +320,7 @@ class HostWeights:
                     continue  # new since the last call: the device does not have its value, but will get it
                 if name not in values:  # another process has it, or no stage uses it
                     continue
-                value = values[name]
+                value = as_on_host(values[name], tensor)
                 if name in self._groups:
                     value = self._groups[name].to_host(value)
                     if tensor.shape != value.shape:  # one row for each group becomes one for each replica
@@ -345,7 +346,7 @@ class HostWeights:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             for name, tensor in tensors.items():
-                tensor.copy_(newer[name])
+                tensor.copy_(as_on_host(newer[name], tensor))
             try:
                 yield
             finally:

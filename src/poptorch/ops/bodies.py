@@ -328,11 +328,21 @@ def _functional(module: fx.GraphModule, trace: _Trace) -> fx.Graph:
             graph = make_fx(torch.func.functionalize(function))(*examples).graph
     for_any_order(graph)
     for node in list(graph.nodes):
-        if node.target in _PASS_THROUGH and node.kwargs.get("memory_format") in (None, torch.preserve_format):
+        if node.target not in _PASS_THROUGH or _computes_conjugate(node):
+            continue
+        if node.kwargs.get("memory_format") in (None, torch.preserve_format):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code(lambda node: node.is_impure() or calls_host(node))
     return graph
+
+
+def _computes_conjugate(node: fx.Node) -> bool:
+    """Whether a copy does something after all: its operand is only marked as conjugate or negative."""
+    source, copy = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
+    if not isinstance(source, torch.Tensor) or not isinstance(copy, torch.Tensor):
+        return False
+    return source.is_conj() != copy.is_conj() or source.is_neg() != copy.is_neg()
 
 
 def _example(node: fx.Node) -> torch.Tensor:

@@ -180,7 +180,7 @@ class OptimizerSpec:
         """The variable scalars under their names in ``ipu_param``."""
         found = {
             f"{scalar}___specific___{names[param]}": torch.tensor(
-                value, dtype=param.dtype if scalar in scalars.WEIGHT_TYPED else torch.float32
+                value, dtype=param.dtype.to_real() if scalar in scalars.WEIGHT_TYPED else torch.float32
             )
             for group in self.groups
             for param in group.parameters

@@ -9,6 +9,7 @@ import torch
 from poptorch.errors import createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
+from poptorch.program.pairs import as_stored
 from poptorch.program.program import Role
 from poptorch.runtime.values.weights import Weights
 
@@ -56,7 +57,9 @@ class DeviceMemory:
         check_values({name: tensors[name] for name in (*self._parameter_names, *self._buffer_names)})
 
         def device_copy(name: str) -> torch.Tensor:
-            return tensors[name].detach().to(self._types[name], copy=True, memory_format=torch.contiguous_format)
+            dtype = self._types[name]
+            tensor = as_stored(tensors[name].detach(), dtype)
+            return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
         self.weights = Weights(device_copy(name) for name in self._parameter_names)
         self.parameters = dict(zip(self._parameter_names, self.weights, strict=True))
@@ -74,7 +77,7 @@ class DeviceMemory:
         """Overwrite the weights and buffers of these names."""
         for name, target in self.parameters.items():
             if name in tensors:
-                target.copy_(tensors[name])
+                target.copy_(as_stored(tensors[name], target.dtype))
         self.write_buffers(tensors, [name for name in self._buffer_names if name in tensors])
 
     def write_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:

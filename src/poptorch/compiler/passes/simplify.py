@@ -47,7 +47,8 @@ def _same_layout(node: fx.Node, other: fx.Node | None) -> bool:
     a, b = node.meta.get("val"), other.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    return a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
+    marked = a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg()  # a copy computes what a view only promised
+    return not marked and a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
 
 
 def _always(node: fx.Node) -> fx.Node | None:
