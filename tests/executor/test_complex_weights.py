@@ -314,3 +314,40 @@ def test_a_copy_computes_what_a_view_promised():
     assert torch.equal(cloned, conjugate)
     assert torch.equal(resolved, conjugate)
     assert torch.equal(inside, x * 4)
+
+
+class Controlled(nn.Module):
+    """Complex values in a loop and in a branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.v = (nn.Parameter(torch.randn(4, dtype=torch.cfloat)) for _ in range(2))
+
+    def turn(self, z):
+        return z * self.w.conj() * 0.5 + self.v
+
+    def forward(self, x):
+        z = torch.complex(x, x.flip(-1))
+        if poptorch.isRunningOnIpu():
+            (z,) = poptorch.for_loop(3, self.turn, [z])
+            (z,) = poptorch.cond(x.sum() > 0, lambda y: y * self.v, [z], lambda y: y.conj() * self.w, [z])
+        else:
+            for _ in range(3):
+                z = self.turn(z)
+            z = z * self.v if x.sum() > 0 else z.conj() * self.w
+        return z.abs(), poptorch.identity_loss(z.abs().pow(2).mean(), "none")
+
+
+def test_gradients_of_complex_values_pass_loops_and_branches():
+    torch.manual_seed(0)
+    model = Controlled()
+    reference = copy.deepcopy(model)
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
+    for sign in (1, -1, 1):
+        x = torch.randn(3, 4).abs() * sign
+        optimizer.zero_grad()
+        reference(x)[1].backward()
+        executor(x)
+        optimizer.step()
+    assert_same_weights(model, reference)

@@ -25,9 +25,10 @@ from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
-from poptorch.executor.host_weights import HostWeights, Newest
+from poptorch.executor.host_weights import HostWeights, Newest, ids_of
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
+from poptorch.executor.sharing import sharers
 from poptorch.executor.stored import Exported, StoredExecutable
 from poptorch.executor.tracebacks import folded, folding
 from poptorch.executor.turns import Turns, in_turn
@@ -74,7 +75,7 @@ class PoplarExecutor:
                 )
             check_model(given)
         assert training or optimizer is None, "Optimizer should be None for inference"
-        self._turns = Turns()
+        self._turns = sharers.turns_for(ids_of(model)) if training else Turns()
         """Threads wait here: the executor serves one of them at a time."""
 
         self._training = training
@@ -99,7 +100,7 @@ class PoplarExecutor:
             own = instrumentation.shallow_copy(model)
             self._model = own if user_model is model else user_model
             captured = instrumentation.plain_view(own)
-        self._weights = HostWeights(captured, user_model, self._options, self, self._turns)
+        self._weights = HostWeights(captured, user_model, self._options, self, self._turns, training=training)
         self._wrapped = Wrapped(user_model, captured, self._options, self._weights, link)
         self._signature = Signature(captured.forward)
         if training:
@@ -200,6 +201,7 @@ class PoplarExecutor:
     def _compile(self, call: BoundCall, stored: StoredExecutable | None = None) -> Session:
         check_options(self._options)
         self._take_model()
+        self._weights.fetch_newer()
         with self._trace.span(SpanKind.COMPILE):
             self._session = Session.compile(self._wrapped, call, stored, self._trace)
         return self._session
@@ -277,9 +279,12 @@ class PoplarExecutor:
             session = self._compile(call)
         elif not session.is_attached:
             self.attachToDevice()
-        if not self._training and self._weights.fetch_from_trainer():
-            logger.debug("Implicit copyWeightsToDevice()")
-            self.copyWeightsToDevice()
+        if self._weights.fetch_newer():
+            if self._training:
+                session.follow_weights()
+            else:
+                logger.debug("Implicit copyWeightsToDevice()")
+                self.copyWeightsToDevice()
         return session.run(call)
 
     def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:

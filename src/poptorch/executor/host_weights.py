@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,14 +21,12 @@ from poptorch.executor import instrumentation
 from poptorch.executor.changes import changes
 from poptorch.executor.outputs import ParameterView
 from poptorch.executor.replacements import KnownState, Replacement
+from poptorch.executor.sharing import sharers
 from poptorch.executor.turns import Turns
 from poptorch.options import Options
 from poptorch.program.pairs import as_on_host
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.runtime.weight_overlay import WeightOverlay, end_overlays
-
-_versions = itertools.count()
-"""The version numbers of the host's weights: one series for all models, so that equal numbers mean equal weights."""
 
 
 class Newest(enum.Enum):
@@ -56,6 +54,9 @@ class WeightsOnDevice(Protocol):
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy host parameters and buffers to the device."""
+
+    def written(self) -> frozenset[str]:
+        """The names of the parameters and buffers that the program changes."""
 
     def upload_some(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the host parameters and buffers of these names to the device."""
@@ -96,7 +97,14 @@ class HostWeights:
     """
 
     def __init__(
-        self, model: nn.Module, user_model: nn.Module, options: Options, copier: Copier, turns: Turns
+        self,
+        model: nn.Module,
+        user_model: nn.Module,
+        options: Options,
+        copier: Copier,
+        turns: Turns,
+        *,
+        training: bool,
     ) -> None:
         self._model = model
         self._user_model = user_model
@@ -105,10 +113,13 @@ class HostWeights:
         self._copier = weakref.ref(copier)
         self._newest = Newest.HOST
         self._complete = True
-        self._version = next(_versions)
-        self._followed: int | None = None
-        """Which version of a training executor's weights was uploaded last."""
+        self._followed = sharers.number()
+        """Up to which change of the host's weights by training executors the device has followed."""
 
+        self._ids: tuple[int, frozenset[int]] | None = None
+        self._trains = training
+        if training:
+            sharers.all.add(self)
         self._watched = True
         self._groups: dict[str, ReplicaGrouping] = {}
         self._overlay: WeightOverlay | None = None
@@ -125,24 +136,23 @@ class HostWeights:
         """Where the newest weights are."""
         return self._newest
 
-    @property
-    def version(self) -> int:
-        """Changes with every download."""
-        return self._version
-
     def open(self, *, overlay: bool) -> None:
         """A program was compiled; ``overlay`` says whether its weights may lie in the host's memory."""
         self._overlay = WeightOverlay(overlay, self.turns.take)
         with self.unwatched():
             self._known, self.seen = KnownState(self._model), changes.count
+            if self._trains:  # what others have is that of an earlier training, if any
+                sharers.change(self.tensors().values())
 
     def close(self) -> None:
         """The program is gone."""
-        self._overlay = self._known = None
+        self._overlay = self._known = self._ids = None
 
     def trains(self) -> None:
         """The device is about to update its weights."""
-        self._newest = Newest.DEVICE
+        if self._newest is Newest.HOST:
+            self._newest = Newest.DEVICE
+            sharers.runs_ahead(self)
 
     def end_overlay(self) -> None:
         """The device's weights get other places in memory: the host has its own memory, with its own values, again."""
@@ -154,6 +164,14 @@ class HostWeights:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers by name."""
         return {entry.name: entry.tensor for entry in collect_state(self._model)}
+
+    def tensor_ids(self) -> frozenset[int]:
+        """The ``id`` of every parameter and buffer."""
+        if self._known is None:  # nobody notices if the user puts others in their places
+            return ids_of(self._model)
+        if self._ids is None or self._ids[0] != changes.count:
+            self._ids = changes.count, ids_of(self._model)
+        return self._ids[1]
 
     @property
     def have_values(self) -> bool:
@@ -239,7 +257,14 @@ class HostWeights:
     def looked_at(self) -> None:
         """A watched tensor or model is used: the user must see what the device has learned."""
         if self._newest is Newest.DEVICE:
-            self.turns.take(self._look)
+            self.look()
+            return
+        for other in sharers.ahead_of(self.tensor_ids, self):
+            other.look()
+
+    def look(self) -> None:
+        """A tensor that the device may have newer values of is used."""
+        self.turns.take(self._look)
 
     def _look(self) -> None:
         if self._watched:
@@ -258,28 +283,33 @@ class HostWeights:
 
     def upload(self, memory: WeightsOnDevice) -> None:
         """Overwrite the device's parameters and buffers; training that was not downloaded is lost."""
-        trainer = self._trainer()
-        if trainer is None:
-            self._upload(memory)
-        else:  # whose calls change the values that are read here
-            trainer.turns.take(self._upload, memory)
+        upload: Callable[[WeightsOnDevice], None] = self._upload
+        for trainer in sharers.all:  # whose calls change the values that are read here
+            if trainer is not self and not self.tensor_ids().isdisjoint(trainer.tensor_ids()):
+                upload = partial(trainer.turns.take, upload)
+        upload(memory)
 
     def _upload(self, memory: WeightsOnDevice) -> None:
         if self._options.connection_type != ConnectionType.Never:
             backend.debug("Writing weights from host to IPU memory.")
         self._complete = False
         with self.unwatched():
-            self.fetch_from_trainer()
+            self._fetch_from_others()
             with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                 self.replaced()  # the program must still fit the model
                 tensors = self.tensors()
                 self.end_overlay()
                 end_overlays(tensors.values())
-                self._newest = Newest.HOST
+                self._is_level()
                 for name, grouping in self._groups.items():
                     tensors[name] = grouping.to_device(tensors[name])
                 memory.upload(tensors)
+        self._followed = sharers.number()
         self._complete = True
+
+    def _is_level(self) -> None:
+        self._newest = Newest.HOST
+        sharers.is_level(self)
 
     @property
     def is_complete(self) -> bool:
@@ -308,6 +338,8 @@ class HostWeights:
     def download(self, memory: WeightsOnDevice) -> None:
         """Overwrite the host's parameters and buffers."""
         backend.debug("Writing weights from IPU to host.")
+        if self._trains and self.fetch_newer():
+            self.follow(memory)  # or the host would lose what others trained
         # Weights may be looked at, or an executor be dropped, while another model is being captured.
         with self.unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             host = self.tensors()
@@ -326,8 +358,11 @@ class HostWeights:
                     if tensor.shape != value.shape:  # one row for each group becomes one for each replica
                         tensor.data = tensor.new_empty(value.shape)
                 tensor.copy_(value)
+        if self._trains:
+            written = memory.written()
+            self._followed = sharers.change(tensor for name, tensor in host.items() if name in written)
         # Last: until then others wait for their turn, and a copy that was interrupted is done again.
-        self._newest, self._version = Newest.HOST, next(_versions)
+        self._is_level()
 
     def download_if_needed(self) -> bool:
         """Fetch weights if the device trained since the last time; tells whether it did."""
@@ -357,7 +392,9 @@ class HostWeights:
         """Load into ``model``, which has these tensors, and leave it to the caller to upload them."""
         self.download_if_needed()  # what the dictionary does not mention must not be lost
         with self.unwatched():
-            return model.load_state_dict(state_dict, strict)
+            result = model.load_state_dict(state_dict, strict)
+            sharers.change(self.tensors().values())
+            return result
 
     def overlay_if_unused(self, memory: WeightsOnDevice) -> None:
         """To be called before a training call: after some calls without a look, the device uses the host's memory."""
@@ -367,21 +404,39 @@ class HostWeights:
             host = {n: t for n, t in self.tensors().items() if instrumentation.is_watched_by(t, self)}
             self._overlay.begin((host[name], own) for name, own in memory.parameters().items() if name in host)
 
-    # -- training and inference of one model ---------------------------------------------------------------------
+    # -- executors that share tensors ----------------------------------------------------------------------------
 
-    def fetch_from_trainer(self) -> bool:
-        """Bring to the host what a training executor of the same model learned.
+    def fetch_newer(self) -> bool:
+        """Bring to the host what training executors of the same tensors learned.
 
-        Tells whether this is news for the device: whether it is another version than the last that was uploaded.
+        Tells whether the host has newer values of some of them than the device.
         """
-        trainer = self._trainer()
-        if trainer is None:
-            return False
-        trainer.download_if_needed()
-        newer, self._followed = trainer.version != self._followed, trainer.version
-        return newer
+        self._fetch_from_others()
+        return sharers.latest > self._followed and bool(self._outdated())
 
-    def _trainer(self) -> instrumentation.Watcher | None:
-        """The weights of another executor, which trains the same model."""
-        watcher = instrumentation.watcher_of(self._user_model)
-        return None if watcher is self else watcher
+    def follow(self, memory: WeightsOnDevice) -> None:
+        """Copy to the device what the host has newer values of."""
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            outdated = self._outdated()
+            end_overlays(outdated.values())
+            memory.upload_some({
+                name: self._groups[name].to_device(tensor) if name in self._groups else tensor
+                for name, tensor in outdated.items()
+            })
+        self._followed = sharers.number()
+
+    def _fetch_from_others(self) -> None:
+        for other in sharers.ahead_of(self.tensor_ids, self):
+            other.turns.take(other.download_if_needed)
+
+    def _outdated(self) -> dict[str, torch.Tensor]:
+        """The tensors of which the host got newer values than the device has."""
+        found = {n: t for n, t in self.tensors().items() if sharers.changed_since(t, self._followed)}
+        if not found:
+            self._followed = sharers.number()
+        return found
+
+
+def ids_of(model: nn.Module) -> frozenset[int]:
+    """The ``id`` of every parameter and buffer of a model."""
+    return frozenset(id(entry.tensor) for entry in collect_state(model))

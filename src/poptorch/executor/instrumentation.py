@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from poptorch.capture.tables import note_shallow_copy
 from poptorch.errors import createPoptorchError
 from poptorch.executor.changes import changes
+from poptorch.executor.sharing import sharers
 from poptorch.executor.turns import Turns
 
 _MARK = "_poptorch_watcher"
@@ -34,10 +35,6 @@ class Watcher(Protocol):
     @property
     def turns(self) -> Turns:
         """Where threads wait for the executor."""
-
-    @property
-    def version(self) -> int:
-        """Changes with every download."""
 
     def looked_at(self) -> None:
         """A watched tensor or model is used."""
@@ -81,7 +78,7 @@ def is_watched_by(tensor: torch.Tensor, watcher: object) -> bool:
 def check_buffers(model: nn.Module) -> None:
     """Only plain tensors can be watched."""
     for name, buffer in model.named_buffers():
-        if type(buffer) is not torch.Tensor:
+        if type(buffer) is not torch.Tensor and not hasattr(type(buffer), _MARK):
             raise createPoptorchError(
                 f"All buffers must be an instance of torch.Tensor: {name} is a {type(buffer).__name__}"
             )
@@ -104,11 +101,22 @@ def _watch_tensors(model: nn.Module, reference: weakref.ref[Watcher]) -> None:
     parameter_class = _watched_tensor(nn.Parameter, reference)
     buffer_class = _watched_tensor(torch.Tensor, reference)
     for parameter in _unique(model.named_parameters()):
-        if type(parameter) is nn.Parameter:
+        if type(parameter) is nn.Parameter or _is_forgotten(parameter):
             parameter.__class__ = parameter_class
     for buffer in _unique(model.named_buffers()):
-        if type(buffer) is torch.Tensor:
+        if type(buffer) is torch.Tensor or _is_forgotten(buffer):
             buffer.__class__ = buffer_class
+    _watched_models[model] = reference
+
+
+_watched_models = WeakIdKeyDictionary()  # by identity: a module may define what equality is
+"""The weights of each instrumented model: models may share tensors, and only one of them watches each."""
+
+
+def _is_forgotten(tensor: torch.Tensor) -> bool:
+    """Whether the executor that watched a tensor is gone."""
+    reference = getattr(type(tensor), _MARK, None)
+    return reference is not None and reference() is None
 
 
 def exchange(model: nn.Module, watcher: Watcher, old: Iterable[torch.Tensor]) -> None:
@@ -131,6 +139,10 @@ def restore(model: nn.Module) -> None:
     for buffer in _unique(model.named_buffers()):
         if hasattr(type(buffer), _MARK):
             buffer.__class__ = torch.Tensor
+    _watched_models.pop(model, None)
+    for other, reference in list(_watched_models.items()):
+        if reference() is not None:
+            _watch_tensors(other, reference)
 
 
 _taken_off = WeakIdKeyDictionary()  # by identity: a module may define what equality is
@@ -173,6 +185,8 @@ def _fetch(reference: weakref.ref[Watcher]) -> None:
     watcher = reference()
     if watcher is not None:
         watcher.looked_at()
+    else:
+        sharers.look_at_all()
 
 
 def _plain(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:

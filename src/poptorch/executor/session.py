@@ -282,6 +282,11 @@ class Session:
                 link.follow(replaced)
         weights.take(replaced, self.engine, count)
 
+    def follow_weights(self) -> None:
+        """Copy to the device what other training executors of the same tensors have brought to the host."""
+        with self.engine.trace.span(SpanKind.WEIGHTS_TO_DEVICE):
+            self.wrapped.weights.follow(self.engine)
+
     def _upload(self) -> None:
         with self.engine.trace.span(SpanKind.WEIGHTS_TO_DEVICE):
             self.wrapped.weights.upload(self.engine)

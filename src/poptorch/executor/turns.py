@@ -53,6 +53,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
+        self._joined: Turns | None = None
         self._reset()
         _queues.add(self)
 
@@ -61,8 +62,21 @@ class Turns:
         self._last: _Place | None = None
         self._current: _Place | None = None
 
+    def join(self, other: Turns) -> None:
+        """From the next caller on, wait in the other queue. To be called when nobody is inside who waits for it.
+
+        >>> one, other = Turns(), Turns()
+        >>> one.join(other)
+        >>> other.take(one.is_mine)
+        True
+        """
+        if other is not self and other._joined is not self:
+            self.take(setattr, self, "_joined", other)
+
     def is_mine(self) -> bool:
         """Whether the calling thread, or the one that it works for, has the turn."""
+        if self._joined is not None:
+            return self._joined.is_mine()
         current = self._current
         if current is None:
             return False
@@ -97,6 +111,8 @@ class Turns:
         if self._process != os.getpid():  # a forked child has no thread that could give up a place
             self._guard = threading.Lock()
             self._reset()
+        if self._joined is not None:
+            return self._joined.take(function, *args, **kwargs)
         if self.is_mine():
             return function(*args, **kwargs)
         last = self._last

@@ -73,7 +73,7 @@ class CompiledCode:
         filename: str | None = None,
     ) -> None:
         self._turns = Turns()
-        weights = HostWeights(module, module, options, self, self._turns)
+        weights = HostWeights(module, module, options, self, self._turns, training=False)
         wrapped = Wrapped(module, module, options, weights, None, front_end=front_end)
         stored = None if filename is None else StoredExecutable(filename)
         if stored is not None:

@@ -49,6 +49,11 @@ Kind = tuple[list[int], torch.dtype]
 """Shape and element type of a tensor."""
 
 
+def may_need_gradient(tensor: torch.Tensor) -> bool:
+    """Whether torch differentiates tensors of this type."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def kind_of(tensor: torch.Tensor) -> Kind:
     return list(tensor.shape), tensor.dtype
 
@@ -64,7 +69,7 @@ class RecordedBody:
     The forward graph takes the body's arguments, then ``captured``; it gives the body's results, then the
     values that the backward graph cannot compute again (``saved`` of them). The last ``constants`` of
     ``captured`` are tensors that the body made from Python data. The backward graph takes the forward graph's
-    inputs, the saved values and a gradient for each floating-point result; it gives a gradient for each
+    inputs, the saved values and a gradient for each result that may have one; it gives a gradient for each
     position among the inputs that ``differentiable`` lists. It recomputes what else it needs.
     """
 
@@ -275,7 +280,7 @@ def _gradients(
 ) -> list[torch.Tensor]:
     pairs = []
     for result in results:
-        if result.is_floating_point():
+        if may_need_gradient(result):
             tangent, node = _new_input(_untraced(partial(torch.empty_like, result)), "tangent")
             trace.tangents.append(node)
             if result.requires_grad:

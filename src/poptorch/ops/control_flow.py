@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops._library import define, separate
-from poptorch.ops.bodies import Kind, RecordedBody, as_tensors, kind_of, record
+from poptorch.ops.bodies import Kind, RecordedBody, as_tensors, kind_of, may_need_gradient, record
 from poptorch.ops.subgraph import is_random, runnable
 
 _RANDOM = [torch.Tag.nondeterministic_seeded]
@@ -70,7 +70,7 @@ def _loop_shapes(
 def _save_loop(ctx: Any, inputs: Any, output: Any) -> None:
     state, captured, ctx.count, _, ctx.backward_body, _, ctx.differentiable = inputs
     ctx.size = len(state)
-    ctx.floating = [tensor.is_floating_point() for tensor in state]
+    ctx.floating = [may_need_gradient(tensor) for tensor in state]
     ctx.captured = len(captured)
     ctx.save_for_backward(*captured, *output[ctx.size :])
 
@@ -162,7 +162,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -
     _refuse_if_strict(context, "for_loop")
     with_gradient = torch.is_grad_enabled()
     recorded = record(
-        body, inputs, "for_loop", [tensor.is_floating_point() for tensor in inputs] if with_gradient else None
+        body, inputs, "for_loop", [may_need_gradient(tensor) for tensor in inputs] if with_gradient else None
     )
     _check_state(inputs, recorded.results)
     needed = with_gradient and any(tensor.requires_grad for tensor in (*inputs, *recorded.captured))
@@ -261,7 +261,7 @@ def _save_branch(ctx: Any, inputs: Any, output: Any) -> None:
     saved = ctx.settings[-1]
     ctx.counts = len(then_inputs), len(else_inputs)
     ctx.results = len(output) - sum(saved)
-    ctx.floating = [tensor.is_floating_point() for tensor in output[: ctx.results]]
+    ctx.floating = [may_need_gradient(tensor) for tensor in output[: ctx.results]]
     ctx.save_for_backward(condition, *then_inputs, *else_inputs, *output[ctx.results :])
 
 

@@ -100,6 +100,11 @@ class Engine:
         """Copy the host parameters and buffers of these names to the device, which has been loaded before."""
         self.memory.write_some(tensors)
 
+    def written(self) -> frozenset[str]:
+        """The names of the parameters and buffers that the program changes."""
+        program, update = self.executable.program, self.executable.update
+        return frozenset([*(port.name for port in program.mutated()), *(() if update is None else update.names)])
+
     def upload_buffers(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
         """Copy some host buffers to the device."""
         self.memory.write_buffers(tensors, names)
