@@ -91,7 +91,7 @@ def targets(program: Program) -> list[Any]:
 
 def test_every_pass_has_a_name_and_a_reason_and_is_there_once() -> None:
     names = [step.name for step in DEVICE_PASSES]
-    assert len(set(names)) == len(names) == 14
+    assert len(set(names)) == len(names) == 15
     assert all(step.reason for step in DEVICE_PASSES)
     assert (*WHOLE_PASSES, *DIVIDING_PASSES) == DEVICE_PASSES
     assert HOST_PASSES == DIVIDING_PASSES

@@ -62,7 +62,7 @@ def _ports(program: Program) -> Iterator[Fault]:
         order = PORT_ORDER.index(port.role)
         if order < latest:
             yield f"the {port.role.value} {port.name!r} comes after ports of a later role", node
-        if port.role is not Role.CONSTANT and port.index != count[port.role]:
+        if port.index != count[port.role]:
             yield f"{port.name!r} is {port.role.value} {count[port.role]}, but its index is {port.index}", node
         latest = max(latest, order)
         count[port.role] += 1

@@ -11,6 +11,7 @@ from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.observers import Dump
 from poptorch.compiler.passes.context import Context, PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
+from poptorch.compiler.passes.slots import Division
 from poptorch.compiler.passes.stages import Cut, split
 from poptorch.compiler.pipeline import HOST_PASSES, lower
 from poptorch.compiler.plan import whole_stage
@@ -95,10 +96,13 @@ def divide(build: Build) -> str:
             build.program = device.program
             return "as on IPUs"
         build.program, _ = copy_of(device.undivided)
-    context = Context(PassSettings(division=plan.ordering.division, recomputation=mode))
+    division = Division.WHOLE if plan.whole else plan.ordering.division
+    context = Context(PassSettings(division=division, recomputation=mode))
     lower(build.program, context, HOST_PASSES, [] if build.dump is None else [build.dump.of_host()])
-    assert tuple(context.divided.parts) == plan.parts
     if not plan.whole:
+        if tuple(context.divided.parts) != plan.parts:  # nothing is left of a part where micro-batches are stacked
+            build.program = device.program
+            return "as on IPUs, one micro-batch at a time"
         build.cut = split(build.program, context.divided, context.carried)
     return f"recompute {context.summaries['recompute']}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,4 +135,8 @@ def _drop_unused_constants(program: Program) -> int:
         program.graph.erase_node(node)
         program.ports.remove(port)
         program.constants.pop(port.name)
+    numbers = itertools.count()  # code finds them by their number among those that are left
+    program.ports = [
+        replace(port, index=next(numbers)) if port.role is Role.CONSTANT else port for port in program.ports
+    ]
     return len(unused)

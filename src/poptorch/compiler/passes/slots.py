@@ -35,6 +35,9 @@ class Division(enum.Enum):
     PHASES = "phases"
     """One per visit to an IPU within a phase."""
 
+    WHOLE = "one part"
+    """Everything, whatever its annotations say."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -82,6 +85,9 @@ def partition(program: Program, division: Division) -> Partition:
     if division is Division.STAGES:
         segments = _stages(program)
         find: Callable[[Placement, _Segment | None], _Segment] = _Fixed(segments)
+    elif division is Division.WHOLE:
+        segments = [_Segment(Part(0, 0, 0), set(map(_key, program.placements())))]
+        find = _Fixed(segments)
     else:
         segments = []
         find = _Greedy(segments, by_phase=division is Division.PHASES)
@@ -91,6 +97,8 @@ def partition(program: Program, division: Division) -> Partition:
         latest = max(producers, key=lambda s: s.position, default=None)
         if latest is not None and (node.target is operator.getitem or not has_info(node)):
             placed[node] = latest
+        elif segments and not has_info(node):
+            placed[node] = segments[0]  # a copy of an input for the user is in no part of the user's
         else:
             placed[node] = find(info_of(node).placement, latest)
     result = Partition([s.part for s in segments] or [Part(0, 0, 0)])

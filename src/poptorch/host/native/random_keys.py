@@ -7,6 +7,7 @@ a generator from key and stream exactly as the interpret level does, so that bot
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ def _register(operators: DerivedOperators, overload: Any) -> Any:
     function = with_generator(overload)
 
     def draw(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, generator=RandomSource.of_tensor(random_key)(random_stream), **kwargs)
+        return function(*args, generator=RandomSource.of_tensor(random_key)(random_stream), **_original(kwargs))
 
     def describe(random_key: torch.Tensor, random_stream: int, *args: Any, **kwargs: Any) -> Any:
-        return overload(*args, **kwargs)
+        return overload(*args, **_original(kwargs))
 
     return operators.define(name, _signature(overload), draw, describe)
 
@@ -46,8 +47,22 @@ def _signature(overload: Any) -> str:
     arguments = schema[schema.index("(") :]
     arguments = re.sub(r",\s*\*?,?\s*Generator\? generator=None", _keep_star, arguments)
     arguments = re.sub(r"\*\s*,\s*\)", ")", arguments).replace(", *)", ")")
+    arguments = re.sub(_KEYWORD, rf"\1{_RENAMED}", arguments)
     head = "(Tensor random_key, SymInt random_stream"
     return head + (arguments[1:] if arguments.startswith("()") else ", " + arguments[1:])
+
+
+_KEYWORD, _RENAMED = r"(\w\??\s+)from\b", "from_"
+"""``uniform(Tensor self, float from=0, ...)``: torch cannot describe a function in Python with a word of the language as
+an argument's name, and its compiler asks for the description."""
+
+
+def _renamed(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {_RENAMED if name == "from" else name: value for name, value in kwargs.items()}
+
+
+def _original(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"from" if name == _RENAMED else name: value for name, value in kwargs.items()}
 
 
 def _keep_star(match: re.Match[str]) -> str:
@@ -74,7 +89,7 @@ def with_keys(graph_module: fx.GraphModule) -> fx.GraphModule:
         if stream is not None and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             args = fx.node.map_arg(node.args, lambda n: values[n])
             kwargs = fx.node.map_arg({k: v for k, v in node.kwargs.items() if k != "generator"}, lambda n: values[n])
-            values[node] = graph.call_function(keyed(node.target), (key, stream, *args), kwargs)
+            values[node] = graph.call_function(keyed(node.target), (key, stream, *args), _renamed(kwargs))
             values[node].meta = dict(node.meta)
         else:
             values[node] = graph.node_copy(node, lambda n: values[n])
