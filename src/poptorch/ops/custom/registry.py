@@ -92,12 +92,23 @@ def add_scanner(scan: Callable[[], Iterable[Definition]]) -> None:
     _scanners.append(scan)
 
 
+def is_known(domain: str, name: str) -> bool:
+    """Whether some version of the operator is registered."""
+    with _lock:
+        _scan()
+        return any((key.domain, key.name) == (domain, name) for key in _definitions)
+
+
+def _scan() -> None:
+    for scan in _scanners:
+        for definition in scan():
+            add(definition)
+
+
 def find(domain: str, name: str, version: int) -> Definition:
     """The registered version of the operator that is highest without exceeding ``version``."""
     with _lock:
-        for scan in _scanners:
-            for definition in scan():
-                add(definition)
+        _scan()
         versions = [key.version for key in _definitions if (key.domain, key.name) == (domain, name)]
         usable = [known for known in versions if known <= version]
         if usable:
