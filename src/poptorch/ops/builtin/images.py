@@ -60,7 +60,8 @@ def _each(name: str, values: list[int] | None, ranks: list[int], factor: int, de
         return [[default] * size for size in sizes]
     if len(values) != sum(sizes):
         raise createPoptorchError(
-            f"The attribute '{name}' must have {sum(sizes)} values for these {len(ranks)} convolutions, not {len(values)}."
+            f"The attribute '{name}' must have {sum(sizes)} values for these {len(ranks)} convolutions, not "
+            f"{len(values)}."
         )
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [values[start : start + size] for start, size in zip(starts, sizes, strict=True)]

@@ -102,7 +102,7 @@ def _like(x: torch.Tensor, number: int | None) -> torch.dtype:
 
 def _dropout(x: torch.Tensor, ratio: float, active: bool) -> list[torch.Tensor]:
     check_ratio(ratio)
-    if not active:
+    if not active or not ratio:
         return [NOP(x), torch.ones_like(x.detach(), dtype=torch.bool)]
     y, mask = torch.native_dropout(x, ratio, True)
     return [y, mask]

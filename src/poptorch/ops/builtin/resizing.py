@@ -186,13 +186,16 @@ def _roi_align(
         )
     if mode not in ("avg", "max"):
         raise createPoptorchError(f"The mode {mode!r} must be avg or max.")
-    borders = rois.detach() * spatial_scale
+    exact = rois.detach().float() if rois.dtype is torch.float16 else rois.detach()
+    borders = exact * spatial_scale  # places in an image need more digits than halves have
     rows = _Samples(borders[:, 1], borders[:, 3], output_height, x.shape[2], sampling_ratio)
     columns = _Samples(borders[:, 0], borders[:, 2], output_width, x.shape[3], sampling_ratio)
     images = x.index_select(0, batch.long())
     if mode == "avg":
-        return torch.einsum("rph,rchw,rqw->rcpq", rows.means(), images, columns.means())
-    values = torch.einsum("rpih,rchw,rqjw->rcpiqj", rows.weights, images, columns.weights)
+        weights = rows.means().to(x.dtype), columns.means().to(x.dtype)
+        return torch.einsum("rph,rchw,rqw->rcpq", weights[0], images, weights[1])
+    weights = rows.weights.to(x.dtype), columns.weights.to(x.dtype)
+    values = torch.einsum("rpih,rchw,rqjw->rcpiqj", weights[0], images, weights[1])
     taken = rows.taken[:, None, None, :, None, None] & columns.taken[:, None, None, None, None, :]
     return torch.where(taken, values, torch.full((), torch.finfo(x.dtype).min, dtype=x.dtype)).amax((3, 5))
 

@@ -123,8 +123,9 @@ def custom_op(
 
     Load a library first, with ``ctypes.cdll.LoadLibrary``; the operators of the domains ``ai.graphcore`` and
     ``ai.onnx`` are built in. Of all versions the highest that does not exceed ``domain_version`` is used.
-    ``example_outputs`` are templates, one per output: their number must be right, their values do not matter. Attributes may be floats, ints, strings, or lists of one of
-    these; ``1`` and ``1.0`` differ. Outside of a PopTorch model the result is zeros like the templates.
+    ``example_outputs`` are templates, one per output: their number must be right, their values do not matter.
+    Attributes may be floats, ints, strings, or lists of one of these; ``1`` and ``1.0`` differ. Outside of a PopTorch
+    model the result is zeros like the templates.
 
     >>> x = torch.tensor([2.0])
     >>> custom_op([x, x], "Cube", "com.acme", 1, example_outputs=[x, x])
