@@ -4,6 +4,7 @@
 """
 
 from poptorch.ops.builtin import (
+    collectives,
     convolutions,
     creation,
     elementwise,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
 
 from poptorch.errors import createPoptorchError
 from poptorch.ops._library import define
 from poptorch.ops.builtin.attributes import Int, Ints, String
 from poptorch.ops.builtin.definitions import Situation, graphcore
+from poptorch.ops.combining import combined, reduction_of
 from poptorch.ops.recorded import node_of
 
 _ZEROS = {1: torch.float32, 10: torch.float16, 6: torch.int32}
@@ -93,59 +92,12 @@ def _all_reduce(*tensors: torch.Tensor, ipus: list[int], collectiveOperator: int
         raise createPoptorchError(f"number of ipus does not equal number of inputs: {len(ipus)} and {len(tensors)}")
     if any((t.shape, t.dtype) != (tensors[0].shape, tensors[0].dtype) for t in tensors):
         raise createPoptorchError("All inputs must have one shape and type.")
-    if collectiveOperator not in REDUCTIONS:
-        raise createPoptorchError(f"Unsupported operator: __collectiveOperator is {collectiveOperator}.")
-    if collectiveOperator == 8:
+    name = reduction_of(collectiveOperator)
+    if name == "local":
         return [tensor.clone() for tensor in tensors]
-    values = list(tensors) if collectiveOperator in (0, 1) else [tensor.detach() for tensor in tensors]
-    result = combined(values, collectiveOperator)
+    values = list(tensors) if name == "add" else [tensor.detach() for tensor in tensors]
+    result = combined(name, values)
     return [result.clone() for _ in tensors]
-
-
-REDUCTIONS = {
-    0: "add",
-    1: "mean",
-    2: "mul",
-    3: "min",
-    4: "max",
-    5: "logical_and",
-    6: "logical_or",
-    7: "square_add",
-    8: "local",
-}
-"""How values are combined, by the number of ``__collectiveOperator``."""
-
-
-def combined(values: list[torch.Tensor], number: int) -> torch.Tensor:
-    """One value from several, in their order; halves are added in float32.
-
-    >>> combined([torch.tensor([1.0]), torch.tensor([3.0])], 1)
-    tensor([2.])
-    """
-    name, kind = REDUCTIONS[number], values[0].dtype
-    if kind is torch.float16 and name in ("add", "mean", "mul", "square_add"):
-        values = [value.float() for value in values]
-    match name:
-        case "add":
-            result = reduce(torch.add, values)
-        case "mean":
-            total = reduce(torch.add, values)
-            result = total / len(values) if total.is_floating_point() else total // len(values)
-        case "mul":
-            result = reduce(torch.mul, values)
-        case "min":
-            result = reduce(torch.minimum, values)
-        case "max":
-            result = reduce(torch.maximum, values)
-        case "logical_and":
-            result = reduce(torch.logical_and, values)
-        case "logical_or":
-            result = reduce(torch.logical_or, values)
-        case "square_add":
-            result = reduce(torch.add, [value * value for value in values])
-        case _:
-            raise createPoptorchError(f"Unsupported operator: __collectiveOperator is {number}.")
-    return result.to(kind)
 
 
 _FLOAT8 = {"FLOAT8_143": torch.float8_e4m3fnuz, "FLOAT8_152": torch.float8_e5m2fnuz}

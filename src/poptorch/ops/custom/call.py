@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from poptorch import ambient
+from poptorch import ambient, replicas
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ops import builtin
 from poptorch.ops._library import define, separate
 from poptorch.ops.builtin.calling import DEVICE_TYPES
+from poptorch.ops.collectives import next_site
 from poptorch.ops.custom import attributes as attribute_types
 from poptorch.ops.custom import registry
 from poptorch.ops.custom.native import LibraryScanner
+from poptorch.ops.custom.python_ops import REPLICAS, SITE
 from poptorch.ops.custom.registry import Key, Operator
 
 registry.add_scanner(LibraryScanner())
@@ -145,6 +147,10 @@ def custom_op(
     definition = registry.find(domain, name, domain_version)
     _check_counts(definition, len(tensors), len(templates))
     on_device = [tensor.to(DEVICE_TYPES.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    if definition.communicates:
+        context = ambient.current()
+        count = replicas.count_of(None if context is None else context.options)
+        attributes = {**(attributes or {}), REPLICAS: count, SITE: next_site(context)}
     key, text = definition.key, attribute_types.to_text(attributes)
     operator = registry.instance(key.domain, key.name, key.version, text)
     expected = len(operator.infer(on_device))

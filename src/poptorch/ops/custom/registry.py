@@ -72,6 +72,9 @@ class Definition:
     library: str | None
     """Path of the shared library, or ``None`` for operators written in Python."""
 
+    communicates: bool = False
+    """Whether it exchanges values with other replicas."""
+
 
 _definitions: dict[Key, Definition] = {}
 _instances: dict[tuple[Key, str], Operator] = {}
@@ -97,6 +100,12 @@ def is_known(domain: str, name: str) -> bool:
     with _lock:
         _scan()
         return any((key.domain, key.name) == (domain, name) for key in _definitions)
+
+
+def communicates(domain: str, name: str, version: int) -> bool:
+    """Whether the operator of exactly this version exchanges values with other replicas."""
+    definition = _definitions.get(Key(domain, name, version))
+    return definition is not None and definition.communicates
 
 
 def _scan() -> None:
