@@ -41,6 +41,7 @@ FOUNDATION = (
     "testing",
     "interrupts",
     "startup",
+    "replicas",
 )
 
 ROAD = {"options", "placement", "ops", "optim", "program", "schedule", "devices"}

@@ -14,10 +14,12 @@ from poptorch.distributed import agreement, process_group
 from poptorch.distributed.exchange import ProcessExchange
 from poptorch.distributed.process_group import ProcessGroup
 from poptorch.distributed.replica import BlockExchange, Team, same_block
+from poptorch.distributed.replicas import ReplicaNetwork
 from poptorch.errors import RecoverableError, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.identity import identity
 from poptorch.options import Options
+from poptorch.program.graphs import exchanges_values
 from poptorch.program.program import Role
 from poptorch.runtime.exchange import GradientExchange
 
@@ -38,6 +40,16 @@ def check_processes(options: Options) -> None:
             f"{processes} processes cannot be divided into groups of {size}, as Options.Distributed."
             f"processesPerReplica({size}) asks for. Start a multiple of {size} processes."
         )
+
+
+def replica_network(options: Options, executable: Executable) -> ReplicaNetwork | None:
+    """How replicas of different processes exchange values in the middle of a micro-batch, if the program does."""
+    processes = options.Distributed.numProcesses
+    if processes == 1 or is_offline(options) or not exchanges_values(executable.device.undivided):
+        return None
+    everybody = process_group.ensure_initialized(options.Distributed.processId, processes)
+    blocks = options.Distributed.ipuBlocks
+    return ReplicaNetwork(everybody if blocks == 1 else same_block(everybody, blocks))
 
 
 class Job:

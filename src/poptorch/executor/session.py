@@ -30,7 +30,7 @@ from poptorch.executor import caching
 from poptorch.executor.changes import changes
 from poptorch.executor.failures import raise_explained
 from poptorch.executor.host_weights import HostWeights
-from poptorch.executor.job import Job, check_processes
+from poptorch.executor.job import Job, check_processes, replica_network
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
 from poptorch.executor.reporting import reporter_for
@@ -160,7 +160,7 @@ class Session:
         """Where native code comes from, and what there is of it."""
 
         exchange, team = (None, None) if job is None else (job.exchange(executable), job.team)
-        self.engine = engine = Engine(executable, exchange, team)
+        self.engine = engine = Engine(executable, exchange, team, replica_network(wrapped.options, executable))
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
         self._has_run = False

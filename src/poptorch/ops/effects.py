@@ -1,4 +1,5 @@
-"""Operations that the outside world notices: prints, and calls of host functions, also inside loops and branches.
+"""Operations that the outside world notices: prints, calls of host functions, and exchanges between replicas, also inside
+loops and branches.
 
 They happen in the order of the program, once per execution. Code generators and passes that move, repeat or drop
 operations ask here first.
@@ -11,6 +12,9 @@ from typing import Any
 
 from torch import fx
 
+from poptorch.ops.collectives import COLLECTIVES
+from poptorch.ops.custom import registry
+from poptorch.ops.custom.call import CUSTOM_OP, CUSTOM_OP_GRADIENT
 from poptorch.ops.host import HOST_CALL
 from poptorch.ops.printing import PRINT
 from poptorch.ops.subgraph import body_texts, graph_from_text
@@ -21,17 +25,28 @@ def calls_host(node: fx.Node) -> bool:
     return HOST_CALL in effects_of(node)
 
 
+def communicates(node: fx.Node) -> bool:
+    """Whether the result depends on the replica, because the node exchanges values with others, itself or in a body."""
+    return any(effect in _COMMUNICATING for effect in effects_of(node))
+
+
 def is_ordered(node: fx.Node) -> bool:
-    """Whether the node prints or calls the host, itself or in a body: it must neither move past another one, nor
-    happen twice.
+    """Whether the node prints, calls the host or communicates, itself or in a body: it must neither move past another
+    one, nor happen twice.
     """
     return bool(effects_of(node))
 
 
+_COMMUNICATING = (*COLLECTIVES, CUSTOM_OP)
+_PLAIN = frozenset((HOST_CALL, PRINT, *COLLECTIVES))
+
+
 def effects_of(node: fx.Node) -> frozenset[Any]:
-    """Which of the two kinds of effects the node has."""
-    if node.target in (HOST_CALL, PRINT):
+    """Which kinds of effects the node has, each as the operator that has it."""
+    if node.target in _PLAIN:
         return frozenset({node.target})
+    if node.target in (CUSTOM_OP, CUSTOM_OP_GRADIENT) and registry.communicates(*node.args[1:4]):
+        return frozenset({CUSTOM_OP})
     return frozenset().union(*(_effects_of_text(text) for text in body_texts(node)))
 
 

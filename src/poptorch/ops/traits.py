@@ -61,6 +61,9 @@ class Kind(enum.Enum):
     HINT = "hint"
     """Identities that tell the compiler something."""
 
+    COLLECTIVE = "collective"
+    """Exchanges values between replicas."""
+
     CUSTOM = "custom"
     """Operators that users registered."""
 

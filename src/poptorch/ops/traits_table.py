@@ -128,6 +128,9 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("host", "", "host_call print_tensor _local_scalar_dense _assert_async promote_types result_type can_cast"),
     ("control", "", "for_loop random_for_loop for_loop_backward cond random_cond cond_backward"),
     ("hint", "", "nop available_memory recomputation_checkpoint overlap_input overlap_output"),
+    ("collective", "", """
+        replicated_all_reduce replicated_all_gather replicated_own_part replicated_reduce_scatter"""),
+    ("host", "", "abort"),
     ("custom", "", "custom_op custom_op_gradient"),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from poptorch.ops.effects import calls_host, is_ordered
+from poptorch.ops.effects import calls_host, communicates, is_ordered
 from poptorch.ops.traits import traits_of
 from poptorch.program.program import Program, is_write
 
@@ -67,6 +67,11 @@ def _returns_nothing(node: fx.Node) -> bool:
 def acts_in_order(program: Program) -> bool:
     """Whether the order of micro-batches shows: in state that they write, or in what they do to the world."""
     return any(has_side_effect(node) or is_ordered(node) for node in program.operations())
+
+
+def exchanges_values(program: Program) -> bool:
+    """Whether replicas meet in the middle of a micro-batch."""
+    return any(communicates(node) for node in program.operations())
 
 
 def remove_dead_code(program: Program) -> int:

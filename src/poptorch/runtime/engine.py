@@ -12,6 +12,7 @@ from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.profiling.trace import NO_TRACE, Trace
 from poptorch.program.anchors import Anchor, Held
+from poptorch.program.graphs import exchanges_values
 from poptorch.program.loop import MicroBatch
 from poptorch.program.program import Role
 from poptorch.program.update import State
@@ -23,6 +24,7 @@ from poptorch.runtime.faults import faults_of
 from poptorch.runtime.heap import keep_freed_memory
 from poptorch.runtime.links import ReplicaLink
 from poptorch.runtime.loss_scale import LossScale
+from poptorch.runtime.meeting import Meeting, Network
 from poptorch.runtime.parallel import ParallelRunner
 from poptorch.runtime.random_numbers import RandomNumbers
 from poptorch.runtime.rounds import RoundExchange
@@ -39,7 +41,11 @@ class Engine:
     """Device memory, the optimizer's state, random numbers, and the runner that uses them."""
 
     def __init__(
-        self, executable: Executable, exchange: GradientExchange | None = None, link: ReplicaLink | None = None
+        self,
+        executable: Executable,
+        exchange: GradientExchange | None = None,
+        link: ReplicaLink | None = None,
+        network: Network | None = None,
     ) -> None:
         keep_freed_memory()
         device, loop = executable.device, executable.code.loop
@@ -56,8 +62,13 @@ class Engine:
         self.anchored: dict[str, torch.Tensor] = {}
         """The anchored values of the latest call."""
 
-        self.sequential = SequentialRunner(executable, self.memory)
-        self.parallel = None if executable.code.alone else ParallelRunner(executable, link)
+        self.meeting = None
+        """Where replicas exchange values in the middle of a micro-batch, if the program does."""
+
+        if loop.replicas_of_job > 1 and exchanges_values(device.undivided):
+            self.meeting = Meeting(loop, network)
+        self.sequential = SequentialRunner(executable, self.memory, self.meeting)
+        self.parallel = None if executable.code.alone else ParallelRunner(executable, link, self.meeting)
         """Runs the stages of a model on several IPUs, or several replicas, at the same time."""
 
         self._sharing = None
@@ -73,7 +84,7 @@ class Engine:
         loop, settings = self.executable.code.loop, self.executable.device.settings
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
         plain = not settings.training and not settings.anchors and not settings.synthetic_data
-        return once and plain and self.parallel is None and self._faults is None
+        return once and plain and self.parallel is None and self._faults is None and self.meeting is None
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -177,9 +188,13 @@ class Engine:
         anchors = {a: OutputStream(loop, a.mode, a.period) for a in settings.anchors}
         first = self.random.position
         call = self._call(inputs, results, anchors)
+        if self.meeting is not None:
+            self.meeting.begin()
         try:
             self._execute(call, silent=settings.synthetic_data != 0)
-        except BaseException:
+        except BaseException as error:
+            if self.meeting is not None:
+                self.meeting.abandon(error)
             if call.exchange is not None:
                 call.exchange.abandon()
             raise

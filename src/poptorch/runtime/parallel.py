@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,22 +27,28 @@ from poptorch.runtime.failures import FailedJob, note_job
 from poptorch.runtime.faults import CallFaults
 from poptorch.runtime.links import ReplicaLink
 from poptorch.runtime.mail import Mail
+from poptorch.runtime.meeting import Meeting
 from poptorch.runtime.residency import Residency
 from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
-from poptorch.runtime.workers import Execute, Rest, Span, run_tasks
+from poptorch.runtime.workers import Execute, Rest, Span, nobody_else, run_tasks
 from poptorch.schedule import Kind
 
 
 class ParallelRunner:
     """Runs the stages of a plan on several IPUs, or several replicas, at the same time."""
 
-    def __init__(self, executable: Executable, link: ReplicaLink | None = None) -> None:
+    def __init__(
+        self, executable: Executable, link: ReplicaLink | None = None, meeting: Meeting | None = None
+    ) -> None:
         device, code = executable.device, executable.code
         self.link = link
         """The processes that share the replicas of this one."""
+
+        self.meeting = meeting
+        """Where replicas exchange values in the middle of a micro-batch, if the program does."""
 
         self._device = device
         self._loop = code.loop
@@ -141,10 +148,11 @@ class ParallelRunner:
     def _run(self, execute: Execute, share: CoreShare, trace: Trace, work: _Round) -> list[Span]:
         """Run the tasks of a round that belong to this process."""
         mail = work.mail
+        failed = nobody_else if self.meeting is None else self.meeting.abandon
         if mail is None:
-            return run_tasks(self.graph, execute, share, trace)
+            return run_tasks(self.graph, execute, share, trace, failed=failed)
         try:
-            spans = run_tasks(self.graph, execute, share, trace, mail.open)
+            spans = run_tasks(self.graph, execute, share, trace, mail.open, failed)
             mail.close()
             return spans
         except BaseException as error:
@@ -242,22 +250,28 @@ class _Round:
             return None
         bound = self._runner.bound[task.stage]
         first = self._runner.first_of(self._iteration, task)
-        call, d = self._call, bound.stage.description
+        d, meeting = bound.stage.description, self._runner.meeting
         try:
-            outputs = bound.stage.code.run(
-                bound.parameters[task.replica],
-                bound.buffers[task.replica],
-                bound.constants,
-                # An iterator: the generated code is then the only owner of what nobody else needs.
-                self._inputs(task, first, bound.stage),
-                call.loss_scale if bound.uses_loss_scale else (),
-                call.random(first) if task.members > 1 else _StageRandom(call.random(first), d.slot),
-                *((partial(self._hand, task),) if bound.stage.buckets else ()),
-            )
+            with contextlib.nullcontext() if meeting is None else meeting.taking_part(first, d.slot):
+                outputs = self._computed(task, first, bound)
         except Exception as error:
             note_job(error, FailedJob(self._runner.members(first), self._runner.label_of(d)))
             raise
         return self._distribute(task, first, bound, outputs)
+
+    def _computed(self, task: Task, first: MicroBatch, bound: BoundStage) -> Sequence[torch.Tensor]:
+        """What the code of a stage makes of its inputs."""
+        call, d = self._call, bound.stage.description
+        return bound.stage.code.run(
+            bound.parameters[task.replica],
+            bound.buffers[task.replica],
+            bound.constants,
+            # An iterator: the generated code is then the only owner of what nobody else needs.
+            self._inputs(task, first, bound.stage),
+            call.loss_scale if bound.uses_loss_scale else (),
+            call.random(first) if task.members > 1 else _StageRandom(call.random(first), d.slot),
+            *((partial(self._hand, task),) if bound.stage.buckets else ()),
+        )
 
     def _inputs(self, task: Task, first: MicroBatch, stage: HostStage) -> Iterator[torch.Tensor]:
         d, stamps = stage.description, self._stamps

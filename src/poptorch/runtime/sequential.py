@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -16,21 +18,24 @@ from poptorch.program.program import Role
 from poptorch.runtime.call import Call
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
+from poptorch.runtime.meeting import Meeting
 from poptorch.runtime.rounds import RoundGradients
 from poptorch.runtime.stamps import GroupTimes
 from poptorch.runtime.tasks import Task
 from poptorch.runtime.workers import Span
 from poptorch.schedule import Job, Kind
 
+_ALONE = contextlib.nullcontext()
 _LATE_OUTPUTS = (OutputKind.GRADIENT, OutputKind.ANCHOR, OutputKind.COUNT)
 
 
 class SequentialRunner:
     """Runs the only stage of a plan."""
 
-    def __init__(self, executable: Executable, memory: DeviceMemory) -> None:
+    def __init__(self, executable: Executable, memory: DeviceMemory, meeting: Meeting | None = None) -> None:
         program, self._loop = executable.program, executable.code.loop
         self._memory = memory
+        self._meeting = meeting
         self._training = program.training
         self._code = executable.code
         self._ipu = executable.plan.parts[0].ipu
@@ -55,6 +60,9 @@ class SequentialRunner:
         except Exception as error:
             note_job(error, FailedJob((MicroBatch(0, 0, 0),)))
             raise
+
+    def _in_replica(self, first: MicroBatch) -> AbstractContextManager[None]:
+        return _ALONE if self._meeting is None else self._meeting.taking_part(first, 0)
 
     def run(self, call: Call, step_arguments: Sequence[torch.Tensor] | None) -> list[GroupTimes]:
         """All device iterations. With ``step_arguments``, weights are updated by the step itself."""
@@ -82,7 +90,8 @@ class SequentialRunner:
             inputs = call.inputs(first)
             begun = now()
             try:
-                outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), *hand)
+                with self._in_replica(first):
+                    outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), *hand)
             except Exception as error:
                 note_job(error, FailedJob(members))
                 raise
@@ -110,7 +119,9 @@ class SequentialRunner:
             inputs = call.inputs(first)
             begun = now()
             try:
-                outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), step_arguments)
+                random = call.random(first)
+                with self._in_replica(first):
+                    outputs = run(memory.weights, buffers, constants, inputs, scale, random, step_arguments)
             except Exception as error:
                 note_job(error, FailedJob((first,)))
                 raise

@@ -11,7 +11,8 @@ import heapq
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -75,6 +76,12 @@ class _Run:
     caller: int = field(default_factory=lambda: thread_served())
     """The thread that waits for the graph to be run."""
 
+    width: int = 1
+    """How many workers there are."""
+
+    failed: Callable[[BaseException], None] = field(default=lambda error: None)
+    """Called once, with what stops the run."""
+
     def __post_init__(self) -> None:
         self._successors = self.graph.successors()
         self._waiting = [len(w) for w in self.graph.waits_for]
@@ -85,9 +92,12 @@ class _Run:
         ]
         heapq.heapify(self.ready)
         self.stopped = self._left == 0
+        self._busy = self.width  # workers that do not wait inside of a task
+        self._stand_ins: list[threading.Thread] = []
 
     def work(self, worker: int) -> None:
         """Take tasks, and the leftover work of others, until none is left or one has failed."""
+        outer, _inside.run = _inside.run, self
         try:
             while (next_one := self._take()) is not None:
                 if isinstance(next_one, Task):
@@ -97,14 +107,52 @@ class _Run:
                 del next_one  # and what it holds, before waiting for another
         except BaseException as error:  # noqa: BLE001  (handed to the caller, whatever it is)
             self.stop(error)
+        finally:
+            _inside.run = outer
+
+    def pause(self) -> None:
+        """The worker on this thread waits for another task: a thread takes its place, if none is left."""
+        with self.changed:
+            self._busy -= 1
+            if self.stopped or (self._busy and not self.ready):
+                return
+            self._busy += 1
+            stand_in = threading.Thread(target=self._stand_in, name="poptorch-stand-in", daemon=True)
+            self._stand_ins.append(stand_in)
+        stand_in.start()
+
+    def resume(self) -> None:
+        """It goes on."""
+        with self.changed:
+            self._busy += 1
+            self.changed.notify_all()  # a thread in its place has one too many beside it
+
+    def _stand_in(self) -> None:
+        torch.get_num_threads()  # takes the process-wide default first, which would overwrite ours later
+        torch.set_num_threads(1)
+        _inside.worker, _inside.caller, _inside.stands_in = 0, self.caller, True
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            self.work(0)
+
+    def join(self) -> None:
+        """Wait for the threads that took the places of others."""
+        for thread in self._stand_ins:
+            thread.join()
 
     def _take(self) -> Task | Rest | None:
         with self.changed:
-            while not self.ready and not self.leftovers and not self.stopped:
+            while not self.ready and not self.leftovers and not self.stopped and not self._is_surplus():
                 self.changed.wait()
             if self.stopped:
                 return None
+            if self._is_surplus():
+                self._busy -= 1
+                self.changed.notify()  # another one takes what this one was told of
+                return None
             return self.graph.tasks[heapq.heappop(self.ready)[1]] if self.ready else self.leftovers.pop()
+
+    def _is_surplus(self) -> bool:
+        return _inside.stands_in and self._busy > self.width
 
     def _leftover(self, work: Rest, worker: int) -> Sequence[Rest]:
         with self.trace.span(SpanKind.LEFTOVER, worker=worker):
@@ -150,17 +198,48 @@ class _Run:
     def stop(self, error: BaseException | None = None) -> None:
         """No new task starts; the first error is the one that counts."""
         with self.changed:
+            first = self.error is None and error is not None
             if self.error is None:
                 self.error = error
             self.stopped = True
             self.changed.notify_all()
+        if first and error is not None:
+            self.failed(error)
 
 
-def run_inline(graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE, begun: Begun = _alone) -> list[Span]:
+Failed = Callable[[BaseException], None]
+
+
+def nobody_else(error: BaseException) -> None:
+    """Nobody else needs to know."""
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[], bool]]:
+    """In here, the task on this thread waits for others. Gives a function that says whether they will not come."""
+    run = _inside.run
+    if run is None:
+        yield lambda: False
+        return
+    run.pause()
+    try:
+        yield lambda: run.stopped
+    finally:
+        run.resume()
+
+
+def run_inline(
+    graph: TaskGraph,
+    execute: Execute,
+    trace: Trace = NO_TRACE,
+    begun: Begun = _alone,
+    failed: Failed = nobody_else,
+) -> list[Span]:
     """Run the graph on the calling thread, with all its cores inside operations."""
-    run = _Run(graph, execute, trace)
+    run = _Run(graph, execute, trace, failed=failed)
     begun(run.arrived, run.stop)
     run.work(0)
+    run.join()
     if run.error is not None:
         raise run.error
     return run.spans
@@ -190,10 +269,15 @@ class WorkerPool:
         torch.set_num_threads(before)
 
     def run(
-        self, graph: TaskGraph, execute: Execute, trace: Trace = NO_TRACE, begun: Begun = _alone
+        self,
+        graph: TaskGraph,
+        execute: Execute,
+        trace: Trace = NO_TRACE,
+        begun: Begun = _alone,
+        failed: Failed = nobody_else,
     ) -> list[Span]:
         """Run all tasks; raises what a task raises, after the tasks under way are done."""
-        run = _Run(graph, execute, trace)
+        run = _Run(graph, execute, trace, width=self.share.workers, failed=failed)
         with self._turn:
             try:
                 begun(run.arrived, run.stop)
@@ -206,6 +290,7 @@ class WorkerPool:
                 raise
             finally:  # workers that are told to start are always waited for
                 self._wait_for_workers(run)
+                run.join()
         if run.error is not None:
             raise run.error
         return run.spans
@@ -265,6 +350,12 @@ class _Inside(threading.local):
     caller: int | None = None
     """The thread that waits for the work of this one."""
 
+    run: _Run | None = None
+    """The graph that it works on."""
+
+    stands_in: bool = False
+    """Whether it took the place of a worker that waits."""
+
 
 _inside = _Inside()
 
@@ -309,14 +400,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_tasks(
-    graph: TaskGraph, execute: Execute, share: CoreShare, trace: Trace = NO_TRACE, begun: Begun = _alone
+    graph: TaskGraph,
+    execute: Execute,
+    share: CoreShare,
+    trace: Trace = NO_TRACE,
+    begun: Begun = _alone,
+    failed: Failed = nobody_else,
 ) -> list[Span]:
     """Run the graph with this share of the host; a task that itself runs a model does so on its own thread."""
     if share.workers == 1 or _inside.worker is not None:
-        return run_inline(graph, execute, trace, begun)
+        return run_inline(graph, execute, trace, begun, failed)
     with _pools_lock:
         key = share.workers, share.threads
         if key not in _pools:
             _pools[key] = WorkerPool(share)
         pool = _pools[key]
-    return pool.run(graph, execute, trace, begun)
+    return pool.run(graph, execute, trace, begun, failed)

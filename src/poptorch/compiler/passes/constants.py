@@ -12,6 +12,7 @@ from torch import fx
 
 from poptorch.compiler.passes.outputs import narrow_result
 from poptorch.compiler.passes.summary import UNCHANGED, summary
+from poptorch.ops.effects import communicates
 from poptorch.program.graphs import descendants, remove_dead_code
 from poptorch.program.opinfo import info_of
 from poptorch.program.outputs import OutputKind
@@ -88,7 +89,11 @@ def _varying(program: Program) -> set[fx.Node]:
     """
     constants = program.constants
     starts = [n for n, p in program.placeholders() if p.role is not Role.CONSTANT or not has_values(constants[p.name])]
-    starts += [n for n in program.operations() if info_of(n).random is not None or n.is_impure(impure_random=False)]
+    starts += [
+        n
+        for n in program.operations()
+        if info_of(n).random is not None or n.is_impure(impure_random=False) or communicates(n)
+    ]
     return descendants(starts)
 
 

@@ -7,18 +7,20 @@ from typing import Any
 
 import torch
 
-from poptorch import ambient
+from poptorch import ambient, replicas
 from poptorch.errors import Error, createPoptorchError
+from poptorch.ops import builtin
 from poptorch.ops._library import define, separate
+from poptorch.ops.builtin.calling import DEVICE_TYPES
+from poptorch.ops.collectives import next_site
 from poptorch.ops.custom import attributes as attribute_types
 from poptorch.ops.custom import registry
 from poptorch.ops.custom.native import LibraryScanner
+from poptorch.ops.custom.python_ops import REPLICAS, SITE
 from poptorch.ops.custom.registry import Key, Operator
 
 registry.add_scanner(LibraryScanner())
 
-# 64-bit types have 32 bits on the device.
-_DEVICE_TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
 def _computed(operator: Operator, key: Key, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -119,12 +121,13 @@ def custom_op(
     example_outputs: Iterable[torch.Tensor],
     attributes: Mapping[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Call an operator written in C++ (or registered from Python) and return its outputs.
+    """Call an operator written in C++, registered from Python, or built in, and return its outputs.
 
-    Load the library first, with ``ctypes.cdll.LoadLibrary``. Of all registered versions the highest that does
-    not exceed ``domain_version`` is used. ``example_outputs`` are templates, one per output: their number
-    must be right, their values do not matter. Attributes may be floats, ints, strings, or lists of one of
-    these; ``1`` and ``1.0`` differ. Outside of a PopTorch model the result is zeros like the templates.
+    Load a library first, with ``ctypes.cdll.LoadLibrary``; the operators of the domains ``ai.graphcore`` and
+    ``ai.onnx`` are built in. Of all versions the highest that does not exceed ``domain_version`` is used.
+    ``example_outputs`` are templates, one per output: their number must be right, their values do not matter.
+    Attributes may be floats, ints, strings, or lists of one of these; ``1`` and ``1.0`` differ. Outside of a PopTorch
+    model the result is zeros like the templates.
 
     >>> x = torch.tensor([2.0])
     >>> custom_op([x, x], "Cube", "com.acme", 1, example_outputs=[x, x])
@@ -135,10 +138,19 @@ def custom_op(
     attribute_types.check(attributes)
     if ambient.current() is None:
         return [torch.zeros_like(t).requires_grad_(t.requires_grad and t.is_floating_point()) for t in templates]
+    attribute_types.attributes_lists.append(None if attributes is None else dict(attributes))
+    if not registry.is_known(domain, name):
+        known = builtin.find(domain, name, domain_version)
+        if known is not None:
+            typed = attribute_types.typed_from_text(attribute_types.to_text(attributes))
+            return builtin.call(known, tensors, templates, typed, domain_version)
     definition = registry.find(domain, name, domain_version)
     _check_counts(definition, len(tensors), len(templates))
-    attribute_types.attributes_lists.append(None if attributes is None else dict(attributes))
-    on_device = [tensor.to(_DEVICE_TYPES.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    on_device = [tensor.to(DEVICE_TYPES.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    if definition.communicates:
+        context = ambient.current()
+        count = replicas.count_of(None if context is None else context.options)
+        attributes = {**(attributes or {}), REPLICAS: count, SITE: next_site(context)}
     key, text = definition.key, attribute_types.to_text(attributes)
     operator = registry.instance(key.domain, key.name, key.version, text)
     expected = len(operator.infer(on_device))

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from poptorch import replicas as replica_state
 from poptorch.errors import createPoptorchError
 from poptorch.ops.custom.attributes import from_text, typed_from_text
 from poptorch.ops.custom.registry import Definition, GradientOp, Key, Operator, add
+
+REPLICAS, SITE = "__replicas", "__site"
+"""Attributes that tell an operator how many replicas there are, and which of its calls this is."""
 
 _TYPE_NAMES = ("Float", "Int", "String", "Floats", "Ints", "Strings")
 
@@ -27,6 +31,7 @@ def registerCustomOp(
     infer: Callable[..., Any] | None = None,
     attributes: Mapping[str, str] | None = None,
     cycles: Callable[..., float] | None = None,
+    replicas: bool = False,
 ) -> None:
     """Make a Python function available to :func:`poptorch.custom_op`.
 
@@ -36,6 +41,10 @@ def registerCustomOp(
     itself is asked, which is right unless it looks at values. ``attributes`` declares names and types, for
     instance ``{"alpha": "Float"}``: others are then refused. ``cycles(*inputs, **attributes)`` estimates the
     cost on one IPU.
+
+    With ``replicas=True`` the operator communicates: ``forward``, ``gradient`` and ``infer`` get one more keyword,
+    ``replicas``, with the ``number`` of the replica that computes, the ``count`` of all (those of other processes
+    included), and ``all_gather(tensor)``, which returns the tensors of all in their order and waits for them.
 
     >>> registerCustomOp("Square", "docs.example", 1, lambda x: x * x, lambda gs, xs, ys: [2 * xs[0] * gs[0]])
     """
@@ -52,9 +61,36 @@ def registerCustomOp(
 
     def make(text: str) -> Operator:
         _check_declared(key, attributes, text)
-        return _PythonOperator(key, forward, gradient, infer, cycles, from_text(text))
+        given = from_text(text)
+        count, site = given.pop(REPLICAS, 1), given.pop(SITE, 0)
+        others = (Replicas(count, site), Replicas(count, site + 1)) if replicas else None
+        return _PythonOperator(key, forward, gradient, infer, cycles, given, others)
 
-    add(Definition(key, make, least, most, None, None))
+    add(Definition(key, make, least, most, None, None, communicates=replicas))
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of a model, as an operator that communicates sees them."""
+
+    count: int
+    """How many there are, those of other processes included."""
+
+    _site: int
+
+    @property
+    def number(self) -> int:
+        """The number of the replica that computes now."""
+        present = replica_state.current()
+        return 0 if present is None else present.number
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all replicas, in their order. Each of them must ask, for a tensor of one shape and type."""
+        if self.count == 1 or isinstance(tensor, FakeTensor):  # without values, while shapes are inferred
+            return [tensor.clone() for _ in range(self.count)]
+        present = replica_state.required(self.count)
+        everybody = range(self.count)
+        return list(present.exchange(tensor.detach(), everybody, self._site, torch.stack).unbind())
 
 
 @dataclass(frozen=True)
@@ -65,15 +101,27 @@ class _PythonOperator(Operator):
     shapes: Callable[..., Any] | None
     cycle_estimate: Callable[..., float] | None
     attributes: dict[str, Any]
+    replicas: tuple[Replicas, Replicas] | None = None
+    """For the forward pass and for the gradient, where the operator communicates."""
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The attributes, and the other replicas."""
+        return self.attributes if self.replicas is None else {**self.attributes, "replicas": self.replicas[0]}
+
+    @property
+    def gradient_keywords(self) -> dict[str, Any]:
+        """The same for the gradient."""
+        return self.attributes if self.replicas is None else {**self.attributes, "replicas": self.replicas[1]}
 
     def infer(self, inputs: Sequence[torch.Tensor]) -> list[tuple[list[int], torch.dtype]]:
         with _disable_current_modes(), FakeTensorMode():
             fakes = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
-            results = _listed((self.shapes or self.forward)(*fakes, **self.attributes))
+            results = _listed((self.shapes or self.forward)(*fakes, **self.keywords))
         return [(list(result.shape), result.dtype) for result in results]
 
     def compute(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return _listed(self.forward(*inputs, **self.attributes))
+        return _listed(self.forward(*inputs, **self.keywords))
 
     def gradients(self, inputs: int, outputs: int) -> Sequence[GradientOp]:
         if self.gradient_function is None:
@@ -104,7 +152,7 @@ class _PythonGradient(Operator):
         gradients, rest = list(inputs[: self.outputs]), inputs[self.outputs :]
         given, outputs = list(rest[: self.inputs]), list(rest[self.inputs :])
         assert self.forward.gradient_function is not None
-        found = _listed(self.forward.gradient_function(gradients, given, outputs, **self.forward.attributes))
+        found = _listed(self.forward.gradient_function(gradients, given, outputs, **self.forward.gradient_keywords))
         if len(found) != self.inputs:
             raise createPoptorchError(
                 f"Custom op {self.forward.key}: the gradient function returned {len(found)} gradients for "
@@ -138,6 +186,8 @@ def _check_declared(key: Key, declared: Mapping[str, str] | None, text: str) -> 
     if declared is None:
         return
     for name, (kind, _) in typed_from_text(text).items():
+        if name in (REPLICAS, SITE):
+            continue
         if name not in declared:
             known = ", ".join(sorted(declared)) or "none"
             raise createPoptorchError(f"Custom op {key} has no attribute {name!r}; it knows: {known}.")

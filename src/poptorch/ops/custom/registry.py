@@ -72,6 +72,9 @@ class Definition:
     library: str | None
     """Path of the shared library, or ``None`` for operators written in Python."""
 
+    communicates: bool = False
+    """Whether it exchanges values with other replicas."""
+
 
 _definitions: dict[Key, Definition] = {}
 _instances: dict[tuple[Key, str], Operator] = {}
@@ -92,12 +95,29 @@ def add_scanner(scan: Callable[[], Iterable[Definition]]) -> None:
     _scanners.append(scan)
 
 
+def is_known(domain: str, name: str) -> bool:
+    """Whether some version of the operator is registered."""
+    with _lock:
+        _scan()
+        return any((key.domain, key.name) == (domain, name) for key in _definitions)
+
+
+def communicates(domain: str, name: str, version: int) -> bool:
+    """Whether the operator of exactly this version exchanges values with other replicas."""
+    definition = _definitions.get(Key(domain, name, version))
+    return definition is not None and definition.communicates
+
+
+def _scan() -> None:
+    for scan in _scanners:
+        for definition in scan():
+            add(definition)
+
+
 def find(domain: str, name: str, version: int) -> Definition:
     """The registered version of the operator that is highest without exceeding ``version``."""
     with _lock:
-        for scan in _scanners:
-            for definition in scan():
-                add(definition)
+        _scan()
         versions = [key.version for key in _definitions if (key.domain, key.name) == (domain, name)]
         usable = [known for known in versions if known <= version]
         if usable:
