@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 _OPAQUE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, nn.Module, torch.Tensor,
     torch.Generator, torch.device, torch.dtype, torch.Size, str, bytes, int, float, complex,
+    Optimizer, LRScheduler,
 )  # fmt: skip
+"""What is never taken apart: an optimizer holds the user's own parameters, not arguments."""
 _LIMIT = 100_000  # objects to look at: what holds more is no argument of a model
 
 
