@@ -76,10 +76,10 @@ def holds_tensors(value: Any) -> bool:
     >>> holds_tensors([{1: functools.partial(print, torch.zeros(1))}]), holds_tensors({"a": [1, "b"]})
     (True, False)
     """
-    return any(isinstance(item, torch.Tensor) for item in _reachable([value]))
+    return any(isinstance(item, torch.Tensor) for item in reachable([value]))
 
 
-def _reachable(values: Iterable[Any]) -> Iterator[Any]:
+def reachable(values: Iterable[Any]) -> Iterator[Any]:
     """The values and all that they refer to, each once; the insides of modules, classes and globals are left out."""
     todo = list(values)
     seen: set[int] = set()
@@ -100,11 +100,11 @@ def _reachable(values: Iterable[Any]) -> Iterator[Any]:
 @contextmanager
 def contents_kept(values: Iterable[Any]) -> Iterator[None]:
     """Constants that ``forward`` fills with tensors of its capture are as before afterwards."""
-    before = [(value, contents) for value in _reachable(values) if (contents := _contents(value)) is not None]
+    before = [(value, contents) for value in reachable(values) if (contents := _contents(value)) is not None]
     try:
         yield
     finally:
-        if any(isinstance(item, FakeTensor) for item in _reachable(value for value, _ in before)):
+        if any(isinstance(item, FakeTensor) for item in reachable(value for value, _ in before)):
             for value, contents in before:
                 _restore(value, contents)
 

@@ -130,6 +130,7 @@ class CapturedFunction:
         assert self._module is not None
         assert self._module.captured is not None
         captured = self._module.captured
+        captured.numbers.warn_of_changes()
         values = self._code.run(arguments.call(self._module.gradient_inputs))
         ends = captured.num_results, captured.num_results + len(captured.new_state)
         captured.gradients.give(arguments.tensors, values[ends[1] :])

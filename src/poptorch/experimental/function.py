@@ -11,16 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.overrides import TorchFunctionMode
 
-from poptorch.capture.objects import contents_kept
+from poptorch.capture.objects import contents_kept, reachable
 from poptorch.capture.state import StateEntry, collect_state
 from poptorch.capture.structure import ConstantLeaf, Structure, flatten, walk
 from poptorch.capture.tracer import Recording, Request, record
 from poptorch.errors import createPoptorchError
 from poptorch.experimental.arguments import Arguments
 from poptorch.experimental.gradients import GradientWatch, LeafGradients
-from poptorch.experimental.optimizers import NewState, Optimizers, StateSlot
+from poptorch.experimental.optimizers import FrozenNumbers, NewState, Optimizers, StateSlot
 from poptorch.ops.recorded import is_recorded
 
 OPTIMIZER_STATE = "optimizer state"
@@ -51,6 +53,9 @@ class Captured:
     num_results: int
     new_state: list[NewState]
     """State of optimizers that did not exist before; its values follow the results."""
+
+    numbers: FrozenNumbers
+    """Settings of the optimizers."""
 
     gradients: LeafGradients
     """What the function did to the ``grad`` of its arguments; the values follow the new state."""
@@ -138,11 +143,12 @@ class FunctionModule(StateModule):
             stack.enter_context(optimizers.on_device(self.state_on_device()))
             args, kwargs = self._arguments.rebuild(inputs)
             results, structure = flatten(self._call[0](*args, **kwargs))
+            check_kept(self._arguments.constants(), (args, kwargs))
             check_results(structure)
             warn_of_host_tensors(results)
             new_state = optimizers.finish()
         changed, values = gradients.changes()
-        self.captured = Captured(structure, len(results), new_state, changed)
+        self.captured = Captured(structure, len(results), new_state, optimizers.numbers, changed)
         return [*results, *(state.value for state in new_state), *values]
 
 
@@ -151,6 +157,18 @@ def _stand_in_of(entry: StateEntry) -> torch.Tensor:
     module, attribute, _ = entry.slots[0]
     tensor: torch.Tensor = getattr(module, attribute)
     return tensor
+
+
+def check_kept(constants: list[Any], arguments: Any) -> None:
+    """Refuse an optimizer that the function keeps in a copy of a container: it would start anew with each program."""
+    known = {id(item) for item in reachable(constants)}
+    for item in reachable([arguments]):
+        if isinstance(item, (Optimizer, LRScheduler)) and id(item) not in known:
+            raise createPoptorchError(
+                f"The function keeps a {type(item).__name__} in an argument that also holds tensors. Such an argument "
+                "is a copy in the function, and what is put into it does not last. Keep it in a container or object "
+                "that holds no tensors, or make it before the function is called."
+            )
 
 
 def check_results(structure: Structure) -> None:
