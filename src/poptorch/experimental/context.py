@@ -18,10 +18,10 @@ from poptorch.experimental.arguments import Arguments
 from poptorch.experimental.compiled import (
     CompiledCode,
     DeviceState,
+    check_gradients_fit,
     check_loadable,
     check_model,
     check_optimizer,
-    check_gradients_fit,
     checked_compiler,
     front_end_of,
     own_options,
@@ -150,9 +150,7 @@ class CapturedFunction:
             self._slots = [] if self._model is None else existing_state(list(self._model.parameters()))
         later = self._later or LaterCalls(self._function, arguments)
         module = FunctionModule(self._function, arguments, self._model, self._slots, _has_gradients(arguments))
-        code = CompiledCode(
-            module, arguments.call(module.gradient_inputs), self._options, self._front_end, filename
-        )
+        code = CompiledCode(module, arguments.call(module.gradient_inputs), self._options, self._front_end, filename)
         assert module.captured is not None
         if module.captured.new_state:
             _check_one_micro_batch(code)

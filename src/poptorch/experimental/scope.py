@@ -22,10 +22,10 @@ from poptorch.executor.tracebacks import folded, folding
 from poptorch.experimental.arguments import check_dense, collects_gradient
 from poptorch.experimental.compiled import (
     CompiledCode,
+    check_gradients_fit,
     check_loadable,
     check_model,
     check_optimizer,
-    check_gradients_fit,
     checked_compiler,
     front_end_of,
     own_options,
