@@ -91,18 +91,6 @@ def test_modules_that_are_not_named_are_constants() -> None:
     assert torch.equal(layer.weight, before + 1)
 
 
-def test_inputs_have_gradients_too() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor | None:
-        (x * x).sum().backward()
-        return x.grad
-
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    on_ipu = IPUContext(function)
-    assert on_ipu(x).tolist() == [2.0, 4.0]
-    assert on_ipu(x).tolist() == [2.0, 4.0]
-    assert x.grad is None
-
-
 # -- training ----------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

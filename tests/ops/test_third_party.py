@@ -125,6 +125,14 @@ def test_splines(capture, degree: int) -> None:
     assert sorted(set((index[0] % 5).tolist())) == sorted((first_knot + k) % 5 for k in range(degree + 1))
 
 
+def test_indices_of_32_bits(capture) -> None:
+    x, weight, basis = torch.ones(2, 3), torch.arange(12.0).reshape(2, 3, 2), torch.tensor([[0.5, 2.0], [1.0, 0.0]])
+    for dtype in (torch.int32, torch.int64):
+        index = torch.tensor([[0, 1], [1, 0]], dtype=dtype)
+        result = _run(capture, torch.ops.torch_spline_conv.spline_weighting, x, weight, basis, index)
+        assert torch.equal(result, torch.tensor([[51.0, 58.5], [24.0, 27.0]]))
+
+
 def test_wrong_degree(capture) -> None:
     with pytest.raises(poptorch.Error, match="degree 4 are not supported"):
         _run(

@@ -63,6 +63,10 @@ def test_calls_that_the_launcher_decides_about(launched: bool, launch: Launch) -
     for name, call in calls.items():
         with pytest.raises(RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"):
             call()
+        holder, method = (options.Distributed, name.split(".")[1]) if "." in name else (options, name)
+        for arguments, keywords in (((), {}), ((1, 2, 3), {}), ((), {"number": 1})):  # whatever they are
+            with pytest.raises(RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"):
+                getattr(holder, method)(*arguments, **keywords)
     assert options.replication_factor == (2 if launched else 1)
 
 

@@ -431,7 +431,7 @@ class InputNormaliser:
             logger.warning(message)
 
 
-def check_input(tensor: torch.Tensor, path: str) -> None:
+def check_input(tensor: torch.Tensor, path: str, takes_empty: bool = False) -> None:
     """Refuse element types, layouts and sizes that no device tensor can have."""
     if tensor.layout is not torch.strided:
         raise createPoptorchError(
@@ -443,7 +443,8 @@ def check_input(tensor: torch.Tensor, path: str) -> None:
         raise createPoptorchError(
             f"Unsupported input type {tensor.dtype}. It is the input {path}: convert it to one of {names}."
         )
-    check_has_elements(tensor, f"the input {path}")
+    if not takes_empty:
+        check_has_elements(tensor, f"the input {path}")
 
 
 def check_devices(call: BoundCall) -> None:

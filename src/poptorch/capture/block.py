@@ -62,7 +62,7 @@ class BlockRecorder:
                     track_tensor_tree(tensor, proxy, constant=None, tracer=self._tracer)
             self._inputs = {id(own): stand_in for own, stand_in in zip(self._owned, inputs, strict=True)}
             names = DeviceNames(self._place)
-            rules, stand_ins = MixedTypes.of(request.options), StandIns(self._state, tensors)
+            rules, stand_ins = MixedTypes.of(request.options, promotes=True), StandIns(self._state, tensors)
             stack.enter_context(environment(request, rules, self._context, stand_ins, names))
             stack.enter_context(module_scopes(request))
             stack.enter_context(cumulative_norms(request.model))
@@ -73,6 +73,16 @@ class BlockRecorder:
         if is_recorded(tensor):
             return tensor
         return self._inputs[id(tensor)] if id(tensor) in self._inputs else tensor.clone()
+
+    def gradients(self, wanted: Sequence[bool]) -> dict[int, torch.Tensor]:
+        """What the block has added to the ``grad`` of its inputs, by position; to be called before :meth:`finish`."""
+        inputs = [self._inputs[id(own)] for own in self._owned]
+        first = {id(stand_in): index for index, stand_in in reversed([*enumerate(inputs)])}
+        return {
+            index: stand_in.grad
+            for index, stand_in in enumerate(inputs)
+            if wanted[index] and first[id(stand_in)] == index and stand_in.grad is not None
+        }
 
     def finish(self, results: Any) -> Recording:
         """The recording, with these results; to be called before :meth:`close`."""

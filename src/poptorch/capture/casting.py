@@ -98,8 +98,11 @@ class MixedTypes:
     """Where the user chose nothing."""
 
     @staticmethod
-    def of(options: Any) -> MixedTypes:
-        """What the options ask for; refuses what the original refuses."""
+    def of(options: Any, promotes: bool = False) -> MixedTypes:
+        """What the options ask for; refuses what the original refuses.
+
+        ``promotes`` says that PyTorch's promotion holds where the options choose nothing.
+        """
         behaviour = HalfFloatCastingBehavior(options.Precision.half_float_casting)
         traced, dispatched = bool(options.Jit._tracing_requested), not options.Jit.trace_model
         if dispatched and behaviour is HalfFloatCastingBehavior.FloatDowncastToHalf:
@@ -107,7 +110,8 @@ class MixedTypes:
                 "FloatDowncastToHalf is deprecated and not supported in the dispatcher: remove "
                 "options.Jit.traceModel(False), or use poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat"
             )
-        downcast = not dispatched and behaviour is not HalfFloatCastingBehavior.HalfUpcastToFloat
+        promotes = promotes and not traced and behaviour is HalfFloatCastingBehavior.Default
+        downcast = not (dispatched or promotes) and behaviour is not HalfFloatCastingBehavior.HalfUpcastToFloat
         unsaid = downcast and not traced and behaviour is HalfFloatCastingBehavior.Default
         return MixedTypes(downcast, traced, MixedNotice(options._source_location_excludes) if unsaid else None)
 

@@ -31,6 +31,9 @@ class FrontEnd:
     reads_what_it_wrote: bool = False
     """Whether the code may hold whole training steps, so that it must find in the state what it has just written."""
 
+    takes_empty: bool = False
+    """Whether inputs may have no elements."""
+
     def recording(self, request: Request) -> Recording:
         """Record, and log each operation with its source line."""
         recording = self.record(request)

@@ -125,6 +125,6 @@ def _announce(name: str | None, where: SourceLocation | None) -> None:
     message = (
         f"{what} is changed in forward() at {where}. It is not part of the model's state: the change takes effect "
         "once, while the model is compiled, and all calls return the same. To keep a value from call to call, "
-        "register it as a buffer with register_buffer()."
+        "register it as a buffer with register_buffer(); where a function is captured, name its module with model=."
     )
     warnings.warn(message, UserWarning, stacklevel=2)

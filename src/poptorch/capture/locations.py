@@ -24,6 +24,9 @@ _MACHINERY = tuple(
 _STANDARD = sysconfig.get_path("stdlib")
 _INSTALLED = tuple(f"{_STANDARD}/{folder}-packages" for folder in ("site", "dist"))
 
+_OPERATORS = (str(_TORCH / "_tensor.py"),)
+"""Operators of tensors that are written in Python: nobody looks for a line of theirs."""
+
 DEFAULT_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
 
 
@@ -51,6 +54,11 @@ def _is_users(file: str, excludes: Sequence[str]) -> bool:
     if file.startswith((_PACKAGE, "<", *_MACHINERY)) or any(part in file for part in excludes):
         return False
     return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)  # context managers, partial functions
+
+
+def innermost_location() -> SourceLocation | None:
+    """The innermost frame that is not ours, in the user's code or in a library, torch included."""
+    return user_location(_OPERATORS)
 
 
 def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:

@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 _OPAQUE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, nn.Module, torch.Tensor,
     torch.Generator, torch.device, torch.dtype, torch.Size, str, bytes, int, float, complex,
+    Optimizer, LRScheduler,
 )  # fmt: skip
+"""What is never taken apart: an optimizer holds the user's own parameters, not arguments."""
 _LIMIT = 100_000  # objects to look at: what holds more is no argument of a model
 
 
@@ -72,10 +76,10 @@ def holds_tensors(value: Any) -> bool:
     >>> holds_tensors([{1: functools.partial(print, torch.zeros(1))}]), holds_tensors({"a": [1, "b"]})
     (True, False)
     """
-    return any(isinstance(item, torch.Tensor) for item in _reachable([value]))
+    return any(isinstance(item, torch.Tensor) for item in reachable([value]))
 
 
-def _reachable(values: Iterable[Any]) -> Iterator[Any]:
+def reachable(values: Iterable[Any]) -> Iterator[Any]:
     """The values and all that they refer to, each once; the insides of modules, classes and globals are left out."""
     todo = list(values)
     seen: set[int] = set()
@@ -96,11 +100,11 @@ def _reachable(values: Iterable[Any]) -> Iterator[Any]:
 @contextmanager
 def contents_kept(values: Iterable[Any]) -> Iterator[None]:
     """Constants that ``forward`` fills with tensors of its capture are as before afterwards."""
-    before = [(value, contents) for value in _reachable(values) if (contents := _contents(value)) is not None]
+    before = [(value, contents) for value in reachable(values) if (contents := _contents(value)) is not None]
     try:
         yield
     finally:
-        if any(isinstance(item, FakeTensor) for item in _reachable(value for value, _ in before)):
+        if any(isinstance(item, FakeTensor) for item in reachable(value for value, _ in before)):
             for value, contents in before:
                 _restore(value, contents)
 

@@ -20,7 +20,7 @@ from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture import kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.evaluation import Evaluation
-from poptorch.capture.locations import user_location
+from poptorch.capture.locations import innermost_location, user_location
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):
         self._backward: OpInfo | None = None
         self._streams = _RandomStreams()
         self._last: fx.Node | None = None
-        self._frozen_at: set[SourceLocation | None] = set()
+        self._frozen_at: set[tuple[SourceLocation | None, SourceLocation | None]] = set()
         self._copies: dict[int, _Copy] = {}
         self._hooks: list[Any] = []
         """Handles of the hooks on autograd nodes. A hook leads to the recorder and the graph, so none may stay."""
@@ -231,14 +231,15 @@ class Recorder(TorchDispatchMode):
     def _frozen_value(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A value that Python needs now (``.item()``, ``if tensor``): constant in the program from here on."""
         value = self._evaluation.value_of(func, args, kwargs)
-        where = user_location(self._excludes)
-        if where in self._frozen_at:
+        where, branch = user_location(self._excludes), innermost_location()
+        if (where, branch) in self._frozen_at:
             return value  # said before: the next element of a list, the next round of a loop
-        self._frozen_at.add(where)
+        self._frozen_at.add((where, branch))
+        called = "" if where is None or branch == where else f", which is called from {where}"
         message = (
-            f"The value {value} of a tensor was used by Python at {where}: it is frozen into the program, which will "
-            "always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop for "
-            "decisions at run time."
+            f"The value {value} of a tensor was used by Python at {branch}{called}: it is frozen into the program, "
+            "which will always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop "
+            "for decisions at run time."
         )
         warnings.warn(message, UserWarning, stacklevel=2)
         return value

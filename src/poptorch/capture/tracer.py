@@ -102,12 +102,13 @@ class Request:
     """For each input, the position of the one that stands for it too; empty: each one for itself."""
 
 
-def record(request: Request, grad: bool | None = None) -> Recording:
+def record(request: Request, grad: bool | None = None, promotes: bool = False) -> Recording:
     """Capture the model; raises what ``forward`` raises.
 
-    ``grad`` says whether autograd watches ``forward``; by default it does for training.
+    ``grad`` says whether autograd watches ``forward``; by default it does for training. ``promotes`` is that of
+    :meth:`MixedTypes.of`.
     """
-    rules = MixedTypes.of(request.options)
+    rules = MixedTypes.of(request.options, promotes)
     grad = request.training if grad is None else grad
     with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager():
         try:

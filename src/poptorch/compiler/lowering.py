@@ -140,7 +140,7 @@ def _capture(
     request: CompileRequest, layout: ArgumentLayout, loop: Loop, progress: Progress
 ) -> tuple[Recording, Program]:
     given = layout.tensors_of(request.call)
-    inputs = micro_batch_inputs(layout, given, loop, request.normalise)
+    inputs = micro_batch_inputs(layout, given, loop, request.normalise, request.front_end.takes_empty)
     check_not_empty(collect_state(request.model))
     with tracing(), lines_named(request.model, request.options):
         progress("capture")

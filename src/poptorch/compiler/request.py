@@ -163,12 +163,19 @@ def loop_of(options: Any, training: bool) -> Loop:
 
 
 def micro_batch_inputs(
-    layout: ArgumentLayout, tensors: Sequence[torch.Tensor], loop: Loop, normalise: InputNormaliser
+    layout: ArgumentLayout,
+    tensors: Sequence[torch.Tensor],
+    loop: Loop,
+    normalise: InputNormaliser,
+    takes_empty: bool = False,
 ) -> list[torch.Tensor]:
-    """The first micro-batch of every input, after checking types and sizes."""
+    """The first micro-batch of every input, after checking types and sizes.
+
+    ``takes_empty`` says whether an input may have no elements.
+    """
     result = []
     for spec, tensor in zip(layout.specs, tensors, strict=True):
-        check_input(tensor, spec.path)
+        check_input(tensor, spec.path, takes_empty)
         factor = loop.input_factor
         if factor > 1 and (tensor.ndim == 0 or tensor.shape[0] % factor):
             size = tensor.shape[0] if tensor.ndim else "no"

@@ -102,7 +102,7 @@ class DataLoader(TorchDataLoader[Any]):
         if partition and not iterable:
             dataset = _partition(options, dataset, plan, shuffle=bool(shuffle))
             shuffle = False
-        elif batch_sampler is None and not iterable:
+        elif batch_sampler is None and not iterable and not _fills_up(kwargs.get("collate_fn")):
             _warn_about_left_overs(kwargs.get("sampler") or dataset, plan, parts if partition else 1)
         deadline_s = 0.0
         if plan.asynchronous and num_workers == 0:
@@ -287,6 +287,11 @@ def _partition(options: Options, dataset: Any, plan: LoadingPlan, *, shuffle: bo
     if not plan.drop_last:
         _warn_about_left_overs(dataset, plan, distributed.numDataParts)
     return PartitionedDataset(dataset, share, shuffle=shuffle, seed=seed)
+
+
+def _fills_up(collate: Any) -> bool:
+    """Whether a collate function makes full batches of fewer items, as those for graphs do."""
+    return bool(getattr(collate, "fills_up", False))
 
 
 def _warn_about_left_overs(dataset: Any, plan: LoadingPlan, processes: int) -> None:

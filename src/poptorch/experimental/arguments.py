@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from poptorch._logging import logger
 from poptorch.capture.arguments import BoundCall
 from poptorch.capture.structure import Branch, ConstantLeaf, Structure, flatten, unflatten, walk
 
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
-"""Constants that can be compared between calls: others may be changed by the function."""
-
-_CONTAINERS = (list, dict, set)
+CONTAINERS = (list, dict, set)
+"""What a function may fill."""
 
 
 def check_dense(tensors: Sequence[torch.Tensor]) -> None:
     """Refuse sparse tensors, which no program takes."""
     if any(tensor.layout is not torch.strided for tensor in tensors):
         raise ValueError("You cannot pass sparse tensors as inputs to IPUScope.")
+
+
+def collects_gradient(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass in the function adds to the ``grad`` of an argument, as it does in eager mode."""
+    return tensor.requires_grad and tensor.is_leaf
 
 
 @dataclass(frozen=True)
@@ -34,59 +36,94 @@ class Arguments:
     """
 
     tensors: tuple[torch.Tensor, ...]
-    structure: Structure
+    structure: Branch
+    """Of positional and of named arguments."""
+
     paths: tuple[str, ...]
     """Where each tensor is in the call, for messages."""
 
-    filled: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
-    """Containers without tensors, and what they contained before the function ran."""
+    state: frozenset[int] = frozenset()
+    """Positions of the tensors that are state of the program, and no inputs in truth."""
 
     @staticmethod
-    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        """Take a call apart. A container without tensors stays the very object that the caller passed."""
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any], state: Sequence[torch.Tensor] = ()) -> Arguments:
+        """Take a call apart. A container without tensors stays the very object that the caller passed.
+
+        ``state`` are the tensors that live on the device.
+        """
         tensors, structure = flatten((tuple(args), dict(kwargs)))
         check_dense(tensors)
-        kept = _with_own_containers(structure, (tuple(args), dict(kwargs)))
-        assert isinstance(kept, Branch)
-        positional, keyword = kept.children
+        assert isinstance(structure, Branch)
+        positional, keyword = map(_with_items_kept, structure.children, (tuple(args), dict(kwargs)))
+        kept = replace(structure, children=(positional, keyword))
         leaves = [*walk(positional, "args"), *walk(keyword, "kwargs")]
         paths = tuple(path for path, leaf in leaves if not isinstance(leaf, ConstantLeaf))
-        containers = [leaf.value for _, leaf in leaves if isinstance(leaf, ConstantLeaf)]
-        filled = [(c, c.copy()) for c in containers if isinstance(c, _CONTAINERS)]
-        return Arguments(tuple(tensors), kept, paths, filled)
+        held = {id(tensor) for tensor in state}
+        return Arguments(
+            tuple(tensors), kept, paths, frozenset(i for i, tensor in enumerate(tensors) if id(tensor) in held)
+        )
 
-    def call(self) -> BoundCall:
-        """The tensors as the arguments of a module; autograd outside of the function has no part in them."""
-        return BoundCall(self.paths, tuple(t.detach() for t in self.tensors), {})
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Arguments:
+        """A later call with other tensors; all else is as it was at this one."""
+        check_dense(tensors)
+        return replace(self, tensors=tuple(tensors))
+
+    def leaves(self) -> tuple[int, ...]:
+        """Positions of the tensors with a ``grad`` for the function to add to, each tensor once."""
+        first: dict[int, int] = {}
+        for index, tensor in enumerate(self.tensors):
+            if collects_gradient(tensor) and index not in self.state:
+                first.setdefault(id(tensor), index)
+        return tuple(first.values())
+
+    def stand_for(self) -> tuple[int, ...]:
+        """For each tensor the position of the one that collects its gradient: its own, but for a leaf passed twice."""
+        first = {id(self.tensors[index]): index for index in self.leaves()}
+        return tuple(first.get(id(tensor), index) for index, tensor in enumerate(self.tensors))
+
+    def constants(self) -> list[Any]:
+        """What is no tensor."""
+        return [leaf.value for _, leaf in walk(self.structure) if isinstance(leaf, ConstantLeaf)]
+
+    def emptied(self) -> Callable[[], None]:
+        """A function that takes out of the containers what was filled into them since now."""
+        before = [(c, c.copy()) for c in self.constants() if isinstance(c, CONTAINERS)]
+
+        def restore() -> None:
+            for container, contents in before:
+                if isinstance(container, list):
+                    container[:] = contents
+                else:
+                    container.clear()
+                    container.update(contents)
+
+        return restore
+
+    def call(self, gradients: Sequence[int] = ()) -> BoundCall:
+        """The tensors as the arguments of a module; autograd outside of the function has no part in them.
+
+        They are followed by what the ones at the positions ``gradients`` have in their ``grad``.
+        """
+        paths = (*self.paths, *(f"{self.paths[index]}.grad" for index in gradients))
+        tensors = [*self.tensors, *(_gradient_of(self.tensors[index]) for index in gradients)]
+        return BoundCall(paths, tuple(t.detach() for t in tensors), {})
 
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with other tensors. Containers that an earlier attempt filled are as the caller passed them."""
-        for container, before in self.filled:
-            if isinstance(container, list):
-                container[:] = before
-            else:
-                container.clear()
-                container.update(before)
+        """Arguments with other tensors."""
         args, kwargs = unflatten(self.structure, tensors)
         return args, kwargs
 
-    def warn_of_changes(self, later: Arguments) -> None:
-        """Tell of plain values that differ from those of the compilation: the program has the old ones."""
-        before = dict(_plain_values(self.structure))
-        for path, value in _plain_values(later.structure):
-            if path in before and type(before[path]) is type(value) and before[path] != value:
-                logger.warning(
-                    "%s is %r, but the function was captured with %r, which is frozen into the program. Capture the "
-                    "function again, with a new IPUContext, for other values.",
-                    path,
-                    value,
-                    before[path],
-                )
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def _plain_values(structure: Structure) -> list[tuple[str, Any]]:
-    leaves = ((p, leaf.value) for p, leaf in walk(structure, "arguments") if isinstance(leaf, ConstantLeaf))
-    return [(path, value) for path, value in leaves if isinstance(value, _PLAIN) and value == value]
+def _with_items_kept(structure: Structure, value: Any) -> Branch:
+    """The structure of a container, with those of its items as below."""
+    assert isinstance(structure, Branch)
+    items = list(value.values()) if isinstance(value, dict) else list(value)
+    children = tuple(_with_own_containers(c, v) for c, v in zip(structure.children, items, strict=True))
+    return replace(structure, children=children)
 
 
 def _with_own_containers(structure: Structure, value: Any) -> Structure:
@@ -95,8 +132,6 @@ def _with_own_containers(structure: Structure, value: Any) -> Structure:
         return structure
     if type(value) not in (tuple, list, dict):
         return structure
-    if isinstance(value, _CONTAINERS) and all(isinstance(leaf, ConstantLeaf) for _, leaf in walk(structure)):
+    if isinstance(value, CONTAINERS) and all(isinstance(leaf, ConstantLeaf) for _, leaf in walk(structure)):
         return ConstantLeaf(value)
-    items = list(value.values()) if isinstance(value, dict) else list(value)
-    children = tuple(_with_own_containers(c, v) for c, v in zip(structure.children, items, strict=True))
-    return Branch(structure.kind, structure.labels, children, structure.build)
+    return _with_items_kept(structure, value)

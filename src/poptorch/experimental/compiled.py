@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from poptorch._logging import logger
-from poptorch.capture.arguments import BoundCall
+from poptorch.capture.arguments import BoundCall, positions_of_same
 from poptorch.capture.front_end import FrontEnd
+from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.request import resolved_copy
-from poptorch.enums import Compiler
+from poptorch.enums import Compiler, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.session import Session, Wrapped, check_options
@@ -61,6 +64,22 @@ def check_loadable(compiler: Compiler) -> None:
         )
 
 
+def front_end_of(record: Callable[[Request], Recording], compiler: Compiler) -> FrontEnd:
+    """How functions and blocks are captured."""
+    return FrontEnd(record, compiler, tells_host_results=True, reads_what_it_wrote=True, takes_empty=True)
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """What a program leaves on the device for the next one."""
+
+    values: dict[str, torch.Tensor]
+    """By name."""
+
+    random: list[int] | None
+    """Seed and position of the random numbers."""
+
+
 class CompiledCode:
     """A module of ours on its device."""
 
@@ -92,22 +111,39 @@ class CompiledCode:
     def run(self, call: BoundCall) -> Any:
         """The results of one call. The caller's tensors are not changed, whatever the code does to its inputs."""
         inputs = list(call.positional)
-        for index in self._written:
-            inputs[index] = inputs[index].clone()
+        if self._written:
+            same = positions_of_same(inputs)
+            copies = {same[index]: inputs[index].clone() for index in self._written}
+            inputs = [copies.get(position, tensor) for position, tensor in zip(same, inputs, strict=True)]
         with torch.inference_mode(False):
             return self.session.run(BoundCall(call.names, tuple(inputs), {}))
 
     @in_turn
-    def state(self) -> dict[str, torch.Tensor]:
-        """What the device has, by name; copies."""
-        return {name: value.clone() for name, value in self.session.engine.download().items()}
+    def state(self) -> DeviceState:
+        """What the device has; copies."""
+        values = {name: value.clone() for name, value in self.session.engine.download().items()}
+        return DeviceState(values, self.session.rng_state)
 
     @in_turn
-    def set_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Overwrite what the device has. Names without a value keep theirs."""
-        self.session.engine.upload({**self.session.engine.download(), **state})
+    def carry_on(self, state: DeviceState) -> None:
+        """Go on where another program has ended. Names without a value keep theirs."""
+        self.session.engine.upload({**self.session.engine.download(), **state.values})
+        if state.random is not None:
+            self.session.rng_state = state.random
 
     @in_turn
     def release(self) -> None:
         """Free the device."""
         self.session.release()
+
+
+def check_gradients_fit(code: CompiledCode) -> None:
+    """Refuse to compute gradients of arguments that are not put together as the arguments are cut."""
+    loop = code.session.executable.device.loop
+    several = loop.device_iterations * loop.replicas > 1
+    if several and (loop.output_mode is not OutputMode.All or loop.input_group_size > 1):
+        code.release()
+        raise createPoptorchError(
+            "The function computes gradients of an argument with requires_grad=True. Its grad gets the rows of all "
+            "micro-batches of a call, so the output mode must be All, and replicas must have inputs of their own."
+        )

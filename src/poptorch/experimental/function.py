@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.overrides import TorchFunctionMode
 
+from poptorch.capture.objects import contents_kept, reachable
 from poptorch.capture.state import StateEntry, collect_state
 from poptorch.capture.structure import ConstantLeaf, Structure, flatten, walk
+from poptorch.capture.tracer import Recording, Request, record
 from poptorch.errors import createPoptorchError
 from poptorch.experimental.arguments import Arguments
-from poptorch.experimental.optimizers import NewState, Optimizers, StateSlot
+from poptorch.experimental.gradients import GradientWatch, LeafGradients
+from poptorch.experimental.optimizers import FrozenNumbers, NewState, Optimizers, StateSlot
 from poptorch.ops.recorded import is_recorded
 
 OPTIMIZER_STATE = "optimizer state"
@@ -47,6 +53,12 @@ class Captured:
     num_results: int
     new_state: list[NewState]
     """State of optimizers that did not exist before; its values follow the results."""
+
+    numbers: FrozenNumbers
+    """Settings of the optimizers."""
+
+    gradients: LeafGradients
+    """What the function did to the ``grad`` of its arguments; the values follow the new state."""
 
 
 class StateModule(nn.Module):
@@ -83,6 +95,11 @@ class StateModule(nn.Module):
         return list(zip(self._slots, holders[0].buffers() if holders else (), strict=True))
 
 
+def record_function(request: Request) -> Recording:
+    """Autograd watches the function, which may contain its own backward pass; mixed types are promoted as by torch."""
+    return record(request, grad=True, promotes=True)
+
+
 class FunctionModule(StateModule):
     """Calls the function with the arguments of one call, and other tensors in them."""
 
@@ -94,27 +111,45 @@ class FunctionModule(StateModule):
         arguments: Arguments,
         model: nn.Module | None,
         slots: Sequence[tuple[StateSlot, torch.Tensor]],
+        with_gradients: bool = False,
     ) -> None:
+        """``with_gradients`` says whether the inputs end with what leaf arguments have in their ``grad``."""
         super().__init__(model, slots)
         # Not as an attribute: a module that is called, but not named, is a constant.
         self._call = (function,)
         self._arguments = arguments
+        self._empty_containers = arguments.emptied()
+        self.gradient_inputs = arguments.leaves() if with_gradients else ()
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Run the function under capture; returns its results, then the new state of optimizers."""
+        """Run the function under capture; returns its results, new state of optimizers, and leaf gradients."""
+        count = len(self._arguments.tensors)
         inputs = [
             stand_in.requires_grad_(given.requires_grad)
-            for stand_in, given in zip(tensors, self._arguments.tensors, strict=True)
+            for stand_in, given in zip(tensors[:count], self._arguments.tensors, strict=True)
         ]
+        inputs = [inputs[position] for position in self._arguments.stand_for()]
+        held = {id(entry.tensor): _stand_in_of(entry) for entry in self._entries}
+        for index in self._arguments.state:
+            inputs[index] = held[id(self._arguments.tensors[index])]
+        leaves = self._arguments.leaves()
+        gradients = GradientWatch(leaves, [inputs[i] for i in leaves], tensors[count:])
         optimizers = self.optimizers()
-        with TorchErrors(), optimizers.on_device(self.state_on_device()):
+        self._empty_containers()  # of what an earlier attempt has filled in
+        with ExitStack() as stack:
+            for constant in self._arguments.constants():
+                stack.enter_context(contents_kept([constant]))
+            stack.enter_context(TorchErrors())
+            stack.enter_context(optimizers.on_device(self.state_on_device()))
             args, kwargs = self._arguments.rebuild(inputs)
             results, structure = flatten(self._call[0](*args, **kwargs))
+            check_kept(self._arguments.constants(), (args, kwargs))
             check_results(structure)
             warn_of_host_tensors(results)
             new_state = optimizers.finish()
-        self.captured = Captured(structure, len(results), new_state)
-        return [*results, *(state.value for state in new_state)]
+        changed, values = gradients.changes()
+        self.captured = Captured(structure, len(results), new_state, optimizers.numbers, changed)
+        return [*results, *(state.value for state in new_state), *values]
 
 
 def _stand_in_of(entry: StateEntry) -> torch.Tensor:
@@ -122,6 +157,18 @@ def _stand_in_of(entry: StateEntry) -> torch.Tensor:
     module, attribute, _ = entry.slots[0]
     tensor: torch.Tensor = getattr(module, attribute)
     return tensor
+
+
+def check_kept(constants: list[Any], arguments: Any) -> None:
+    """Refuse an optimizer that the function keeps in a copy of a container: it would start anew with each program."""
+    known = {id(item) for item in reachable(constants)}
+    for item in reachable([arguments]):
+        if isinstance(item, (Optimizer, LRScheduler)) and id(item) not in known:
+            raise createPoptorchError(
+                f"The function keeps a {type(item).__name__} in an argument that also holds tensors. Such an argument "
+                "is a copy in the function, and what is put into it does not last. Keep it in a container or object "
+                "that holds no tensors, or make it before the function is called."
+            )
 
 
 def check_results(structure: Structure) -> None:

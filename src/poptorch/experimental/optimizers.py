@@ -23,6 +23,8 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
+from poptorch._logging import logger
+
 
 @dataclass(frozen=True)
 class StateSlot:
@@ -56,6 +58,39 @@ def existing_state(parameters: Sequence[Tensor]) -> list[tuple[StateSlot, Tensor
     ]
 
 
+class FrozenNumbers:
+    """Learning rates and all else that optimizers have in their groups: a program has the values of its capture."""
+
+    def __init__(self) -> None:
+        self._used: list[tuple[weakref.ref[Optimizer], list[dict[str, Any]]]] = []
+
+    def note(self, optimizer: Optimizer) -> None:
+        """The optimizer makes a step under capture."""
+        if all(reference() is not optimizer for reference, _ in self._used):
+            self._used.append((weakref.ref(optimizer), [_settings(group) for group in optimizer.param_groups]))
+
+    def warn_of_changes(self) -> None:
+        """Tell, once for each, of values that are not those of the program any more."""
+        for reference, groups in self._used:
+            optimizer = reference()
+            for index, used in enumerate(groups):
+                now = {} if optimizer is None else _settings(optimizer.param_groups[index])
+                for key in [key for key in used if key in now and now[key] != used[key]]:
+                    logger.warning(
+                        "%r of %s is %s, but the function was captured with %s, which is frozen into the program. "
+                        "Capture the function again, with a new IPUContext, for other values.",
+                        key,
+                        type(optimizer).__name__,
+                        now[key],
+                        used.pop(key),
+                    )
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    settings = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in group.items()}
+    return {key: value for key, value in settings.items() if key not in ("params", "param_names", *_FORMS)}
+
+
 class Optimizers:
     """All optimizers of the parameters in question, for one run of the code."""
 
@@ -68,12 +103,14 @@ class Optimizers:
         """Every optimizer that was seen, with the state that it had on the host; ``None``: it is new."""
 
         self._given: list[tuple[StateSlot, Tensor]] = []
+        self.numbers = FrozenNumbers()
+        """Those of all steps."""
 
     @contextmanager
     def on_device(self, state: Sequence[tuple[StateSlot, Tensor]]) -> Iterator[None]:
         """In here, optimizers work on stand-ins; ``state`` is what earlier programs left on the device."""
         self._given = list(state)
-        with _recorded_steps(self._seen):
+        with _recorded_steps(self._steps):
             try:
                 for optimizer in _optimizers_of([own for own, _ in self._parameters]):
                     self._before[id(optimizer)] = (weakref.ref(optimizer), dict(optimizer.state))
@@ -115,6 +152,10 @@ class Optimizers:
         if any(before is None for _, before in self._before.values()):
             gc.collect()
         return [reference for reference, _ in self._before.values() if reference() is not None]
+
+    def _steps(self, optimizer: Optimizer) -> None:
+        self._seen(optimizer)
+        self.numbers.note(optimizer)
 
     def _seen(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self._before:
@@ -173,18 +214,27 @@ def _recorded_steps(seen: Any) -> Iterator[None]:
             handle.remove()
 
 
+_FORMS = {"capturable": (False, True), "fused": (True, False)}
+"""Settings of torch's own code: what they are on the host, and under capture instead."""
+
+
 @contextmanager
 def _as_for_devices(optimizer: Optimizer) -> Iterator[None]:
-    changed = [group for group in optimizer.param_groups if group.get("capturable") is False]
-    for group in changed:
-        group["capturable"] = True
+    changed = [
+        (group, key, before, during)
+        for group in optimizer.param_groups
+        for key, (before, during) in _FORMS.items()
+        if group.get(key) is before
+    ]
+    for group, key, _, during in changed:
+        group[key] = during
     try:
         # Torch accepts `capturable` for tensors on the CPU from its own compiler only.
         with torch.compiler._compile_session_context(), _ExactPowers():
             yield
     finally:
-        for group in changed:
-            group["capturable"] = False
+        for group, key, before, _ in changed:
+            group[key] = before
 
 
 class _ExactPowers(TorchFunctionMode):

@@ -13,23 +13,25 @@ from torch import nn
 from poptorch import ambient
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser
 from poptorch.capture.block import BlockRecorder
-from poptorch.capture.front_end import FrontEnd
 from poptorch.capture.structure import flatten
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.request import loop_of, micro_batch_inputs
 from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
 from poptorch.executor.tracebacks import folded, folding
-from poptorch.experimental.arguments import check_dense
+from poptorch.experimental.arguments import check_dense, collects_gradient
 from poptorch.experimental.compiled import (
     CompiledCode,
+    check_gradients_fit,
     check_loadable,
     check_model,
     check_optimizer,
     checked_compiler,
+    front_end_of,
     own_options,
 )
 from poptorch.experimental.function import StateModule, TorchErrors, check_results, warn_of_host_tensors
+from poptorch.experimental.gradients import LeafGradients
 from poptorch.experimental.optimizers import Optimizers, existing_state
 from poptorch.options import Options
 
@@ -75,6 +77,9 @@ class IPUScope:
         self._recorder: BlockRecorder | None = None
         self._optimizers: Optimizers | None = None
         self._results: tuple[Any] | None = None
+        self._gradients = LeafGradients()
+        """Of the inputs; the values follow the results."""
+
         self._recording: Recording | None = None
         self._code: CompiledCode | None = None
 
@@ -87,7 +92,7 @@ class IPUScope:
             raise createPoptorchError("An IPUScope inside of code that is captured already: leave it out.")
         call = self._call(self._inputs)
         layout, loop = ArgumentLayout(call), loop_of(self._options, training=False)
-        inputs = micro_batch_inputs(layout, call.positional, loop, InputNormaliser())
+        inputs = micro_batch_inputs(layout, call.positional, loop, InputNormaliser(), takes_empty=True)
         request = Request(self._module, layout, inputs, False, frozenset(), self._options)
         recorder = BlockRecorder(request, self._inputs)
         with ExitStack() as stack:
@@ -143,7 +148,9 @@ class IPUScope:
                 "An optimizer has made its state in the block, which runs only once, so that the state would start "
                 "anew with every call. Capture the training step as a function with IPUContext."
             )
-        return self._recorder.finish(*self._results)
+        gradients = self._recorder.gradients([collects_gradient(tensor) for tensor in self._inputs])
+        self._gradients = LeafGradients(replaced=tuple(gradients))
+        return self._recorder.finish((*self._results, list(gradients.values())))
 
     # -- the program ---------------------------------------------------------------------------------------------
 
@@ -163,7 +170,9 @@ class IPUScope:
             raise createPoptorchError(
                 f"The block has {len(self._inputs)} inputs, but {len(args)} were given. Pass a tensor for each of them."
             )
-        return self._code.run(self._call(args))
+        results, gradients = self._code.run(self._call(args))
+        self._gradients.add(args, gradients)
+        return results
 
     def _captured(self) -> Recording:
         if self._recording is None:
@@ -175,10 +184,11 @@ class IPUScope:
 
     def _compiled(self, filename: str | None = None) -> CompiledCode:
         recording = self._captured()
-        front_end = FrontEnd(
-            lambda request: recording, self._compiler, tells_host_results=True, reads_what_it_wrote=True
-        )
-        return CompiledCode(self._module, self._call(self._inputs), self._options, front_end, filename)
+        front_end = front_end_of(lambda request: recording, self._compiler)
+        code = CompiledCode(self._module, self._call(self._inputs), self._options, front_end, filename)
+        if self._gradients:
+            check_gradients_fit(code)
+        return code
 
     @staticmethod
     def _call(tensors: Sequence[torch.Tensor]) -> BoundCall:

@@ -182,7 +182,7 @@ def _spline_weighting(
     x: torch.Tensor, weight: torch.Tensor, basis: torch.Tensor, weight_index: torch.Tensor
 ) -> torch.Tensor:
     """For each edge the sum over its kernel elements of basis · x @ weight; weight is (elements, in, out)."""
-    mixture = F.one_hot(weight_index, weight.shape[0]).to(basis.dtype) * basis.unsqueeze(-1)
+    mixture = F.one_hot(weight_index.to(torch.int64), weight.shape[0]).to(basis.dtype) * basis.unsqueeze(-1)
     return torch.einsum("ek,ei,kio->eo", mixture.sum(1), x, weight)
 
 
