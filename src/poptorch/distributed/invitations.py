@@ -55,7 +55,7 @@ class Invitation:
             found = json.loads(text)
             port, pid, started = int(found["port"]), int(found["pid"]), str(found["started"])
             invitation = Invitation(port, str(found["secret"]).encode(), pid, started)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, OverflowError, KeyError, TypeError, RecursionError):
             return None
         alive = launchers.state_of(pid) not in ("", "Z") and launchers.start_time(pid) == started
         return invitation if alive and 0 < port <= _MOST_PORTS else None
