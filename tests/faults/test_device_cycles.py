@@ -55,7 +55,7 @@ def test_programs_that_want_what_the_next_one_has(count: int, tmp_path: Path) ->
     assert len(told) == 1, outputs
     first = told[0]
     assert f"in use by process {started[(first + 1) % count].pid} (" in outputs[first]
-    assert f"process {started[first].pid} (" in outputs[first]
+    assert f"What process {started[first].pid} wants" in outputs[first]
     assert all("went on" in output for number, output in enumerate(outputs) if number != first)
 
 
