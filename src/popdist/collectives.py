@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from popdist import backend, context
 
@@ -64,9 +64,8 @@ def broadcast(tensor: torch.Tensor, root: int = 0, name: str | None = None) -> t
 
 
 def close() -> None:
-    """Give up the connections of named operations."""
+    """Count named operations anew, as connections will be new."""
     with _named.lock:
-        _named.gloo = None
         _named.uses.clear()
 
 
@@ -87,57 +86,44 @@ def _gathered(tensor: torch.Tensor, name: str | None, operation: str) -> list[to
 
 
 class _Named:
-    """Messages between each two instances, matched by a name."""
+    """Messages between each two instances, matched by a name. They have connections of their own: they must not meet
+    the operations that are matched by order.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.gloo: Any = None
+        self.connecting: dict[tuple[int, ...], threading.Lock] = {}
         self.uses: Counter[str] = Counter()
 
     def gather(self, content: torch.Tensor, name: str, members: tuple[int, ...]) -> list[torch.Tensor]:
         """The contents of all members under one name."""
         import torch
 
+        from poptorch.distributed import process_group
+        from poptorch.errors import RecoverableError
+
         with self.lock:
-            gloo = self.gloo = self.gloo or _connected()
+            connecting = self.connecting.setdefault(members, threading.Lock())
             use = f"{name} of {members}"
             self.uses[use] += 1
             tag = zlib.crc32(f"{use} {self.uses[use]}".encode()) & 0x3FFFFFFF
-        own = context.getInstanceIndex()
-        parts = {own: content}
-        pending = []
-        for other in members:
-            if other != own:
-                parts[other] = torch.empty_like(content)
-                pending += [gloo.send([content], other, tag), gloo.recv([parts[other]], other, tag)]
-        for work in pending:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise backend.popdist_error(
-                    f"The operation {name!r} has failed: {error}. All instances have to take part in it, with tensors "
-                    "of one size; has one of them died?"
-                ) from error
+        with connecting:  # other threads may connect other members meanwhile
+            group = process_group.group_of(members, "named")
+        parts = {group.process_id: content}
+        try:
+            pending = []
+            for other in members:
+                if other != group.process_id:
+                    parts[other] = torch.empty_like(content)
+                    pending += [group.send(content, other, tag), group.receive(parts[other], other, tag)]
+            for message in pending:
+                message.wait()
+        except RecoverableError as error:
+            raise backend.popdist_error(
+                f"The operation {name!r} has failed: {error}. All instances have to take part in it, with tensors of "
+                "one size; has one of them died?"
+            ) from error
         return [parts[member] for member in members]
 
 
 _named = _Named()
-
-
-def _connected() -> Any:
-    """Connections of their own: messages must not meet the operations that are matched by order."""
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
-    from poptorch import environment
-    from poptorch.distributed import rendezvous
-
-    own, count = context.getInstanceIndex(), context.getNumInstances()
-    seconds = float(max(1, environment.DISTRIBUTED_TIMEOUT.read()))
-    store = rendezvous.find_store(own, count, seconds)
-    try:
-        keys = dist.PrefixStore("popdist", store)  # type: ignore[attr-defined]
-        return dist.ProcessGroupGloo(keys, own, count, timedelta(seconds=seconds))
-    finally:
-        rendezvous.forget_address()

@@ -359,6 +359,13 @@ RENDEZVOUS = Text(
     "in the temporary folder.",
     "the first compilation of a training model over several processes",
 )
+JOB_SECRET = Text(
+    "POPTORCH_JOB_SECRET",
+    None,
+    "A random text that the processes of a job, and nobody else, know: each proves to the others that it knows it. PopRun "
+    "makes one for each job. Processes of one host that meet by themselves need none; on several hosts, set it.",
+    "the first compilation of a training model over several processes",
+)
 IPUOF_CONFIG_PATH = PathName(
     "IPUOF_CONFIG_PATH",
     None,
@@ -427,6 +434,7 @@ VARIABLES: tuple[
     DISTRIBUTED_TIMEOUT,
     SHARED_MEMORY,
     RENDEZVOUS,
+    JOB_SECRET,
     IPUOF_CONFIG_PATH,
     IPUOF_PARTITION,
     IPUOF_GCD,

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from poptorch.environment import integer
+from poptorch.errors import createPoptorchError
 
 WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
 WORLD_RANK = "OMPI_COMM_WORLD_RANK"
 """The two names of the original, which Open MPI and PopRun set."""
+
+SERVED_STORE = "POPDIST_STORE"
+"""Where PopRun itself serves the meeting point of its job: the name of the job, and host:port."""
 
 INTERFACES = "GLOO_SOCKET_IFNAME"
 """The variable of torch that names network interfaces."""
@@ -46,15 +50,67 @@ class Launcher:
         """Whether it started this process."""
         return all(name in variables for name in (self.num_processes, self.process_id, *self.proof))
 
+    def layout(self, variables: Mapping[str, str]) -> Layout:
+        """What it says."""
+        return Layout(*(integer(name, 0, variables) for name in (self.process_id, self.num_processes)))
 
-LAUNCHERS = (
-    Launcher("Open MPI, PopRun", WORLD_SIZE, WORLD_RANK, job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
-    Launcher("torchrun", "WORLD_SIZE", "RANK", proof=("MASTER_ADDR",), job=("TORCHELASTIC_RUN_ID", "MASTER_PORT")),
-    # Without srun, the variables of the whole job are there, but only one process.
-    Launcher("Slurm (srun)", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", job=("SLURM_JOB_ID", "SLURM_STEP_ID")),
-    Launcher("MPICH, Intel MPI", "PMI_SIZE", "PMI_RANK", job=("PMI_ID",)),
-)
-"""The first that started this process counts."""
+    def said(self, variables: Mapping[str, str]) -> str:
+        """What it says, for messages."""
+        found = self.layout(variables)
+        names = f"{self.process_id}, {self.num_processes}"
+        return f"{self.name} says that it is process {found.process_id} of {found.num_processes} ({names})"
+
+
+TORCHRUN = Launcher(
+    "torchrun", "WORLD_SIZE", "RANK",
+    proof=("MASTER_ADDR", "TORCHELASTIC_RUN_ID"), job=("TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+)  # fmt: skip
+OPEN_MPI = Launcher("Open MPI", WORLD_SIZE, WORLD_RANK, job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"))
+# PMI_ID is not the job's: each process has its own.
+MPICH = Launcher("MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", job=("PMI_PORT",))
+BY_HAND = Launcher("whoever set MASTER_ADDR", "WORLD_SIZE", "RANK", proof=("MASTER_ADDR",), job=("MASTER_PORT",))
+# Without srun, the variables of the whole job are there, but only one process.
+SLURM = Launcher("Slurm (srun)", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", job=("SLURM_JOB_ID", "SLURM_STEP_ID"))
+
+LAUNCHERS = (TORCHRUN, OPEN_MPI, MPICH, BY_HAND, SLURM)
+"""The nearest to the process first: torchrun is started by the others, and they are started by Slurm."""
+
+
+def nearest(variables: Mapping[str, str]) -> Launcher | None:
+    """The launcher that started this process, when several speak of processes; ``None`` if none does.
+
+    Containers, batch systems and operators leave variables of a launcher that started one process only. So the nearest
+    of those that speak of several processes counts.
+
+    >>> alone = {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+    >>> nearest({**alone, "PMI_SIZE": "2", "PMI_RANK": "1"}).name
+    'MPICH or Intel MPI'
+    """
+    started = {launcher: launcher.layout(variables) for launcher in LAUNCHERS if launcher.started(variables)}
+    several = [launcher for launcher, found in started.items() if found.num_processes > 1]
+    chosen = next(iter(started if TORCHRUN in started else several or started), None)
+    for other in several:
+        if chosen is not None and not _agree(chosen, other, started, variables):
+            raise createPoptorchError(
+                f"Two launchers speak to this process: {chosen.said(variables)}, and {other.said(variables)}. Start "
+                f"the job with one of them, or take the variables of the other one away, as in 'env -u "
+                f"{other.num_processes} -u {other.process_id} ...' or 'env -u {chosen.num_processes} -u "
+                f"{chosen.process_id} ...'."
+            )
+    return chosen
+
+
+def _agree(
+    chosen: Launcher, other: Launcher, layouts: Mapping[Launcher, Layout], variables: Mapping[str, str]
+) -> bool:
+    """Whether what another launcher says can be true as well."""
+    if layouts[chosen] == layouts[other] or (chosen, other) == (TORCHRUN, BY_HAND):
+        return True  # the last two read the same variables
+    if layouts[other] == layouts.get(SLURM):
+        return True  # steps of Slurm start the launchers of all hosts, and srun says so as MPICH does, too
+    # mpirun may start torchrun, once on each host.
+    agents = integer("GROUP_WORLD_SIZE", 1, variables)
+    return chosen is TORCHRUN and agents == layouts[other].num_processes
 
 
 def layout(variables: Mapping[str, str] | None = None) -> Layout:
@@ -64,12 +120,16 @@ def layout(variables: Mapping[str, str] | None = None) -> Layout:
     Layout(process_id=0, num_processes=1)
     """
     known = os.environ if variables is None else variables
-    for launcher in LAUNCHERS:
-        if launcher.started(known):
-            size, rank = (integer(n, 0, known) for n in (launcher.num_processes, launcher.process_id))
-            return Layout(rank, size)
+    launcher = nearest(known)
+    if launcher is not None:
+        return launcher.layout(known)
     # Half of the original's pair is enough, as it was there: the other half has its default.
     return Layout(integer(WORLD_RANK, 0, known), integer(WORLD_SIZE, 1, known))
+
+
+def all_are_here(num_processes: int) -> bool:
+    """Whether a launcher has started all processes of the job on this host."""
+    return nearest(os.environ) in (TORCHRUN, BY_HAND) and integer("LOCAL_WORLD_SIZE", 0) == num_processes
 
 
 def master() -> tuple[str, int] | None:
@@ -82,6 +142,13 @@ def master() -> tuple[str, int] | None:
 def master_is_running() -> bool:
     """Whether the launcher itself listens there, so that no process has to."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def served_store() -> str | None:
+    """Where PopRun listens for the processes of this job; ``None`` if it did not start this process."""
+    job, _, address = os.environ.get(SERVED_STORE, "").partition(" ")
+    # A program of its job may start another job, which inherits the variable.
+    return address if address and job == os.environ.get("TORCHELASTIC_RUN_ID") else None
 
 
 def network_interfaces() -> list[str]:
@@ -99,10 +166,10 @@ def job_name() -> str:
 
     Where no launcher gives one, processes of one parent are one job.
     """
-    for launcher in LAUNCHERS:
-        found = [os.environ[name] for name in launcher.job if name in os.environ]
-        if launcher.started(os.environ) and found:
-            return "-".join("".join(c if c.isalnum() else "_" for c in text) for text in found)
+    launcher = nearest(os.environ)
+    found = [os.environ[name] for name in launcher.job if name in os.environ] if launcher else []
+    if found:
+        return "-".join("".join(c if c.isalnum() else "_" for c in text) for text in found)
     parent = os.getppid()
     return f"{parent}-{start_time(parent)}"
 

@@ -6,31 +6,38 @@ import importlib.util
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from popdist.poprun import instance as instance_program
 from popdist.poprun.errors import PoprunError
 from popdist.poprun.layout import Layout
+from popdist.poprun.meeting import Meeting
 
 HOROVOD_SHIM = "POPDIST_HOROVOD_SHIM"
 """0 in PopRun's environment: instances find no stand-in for Horovod."""
+
+SECRET = "POPTORCH_JOB_SECRET"
+"""What instances prove to each other that they know. It is in no command line, which all users of a host can read."""
+
+STORE = "POPDIST_STORE"
+"""Where instances meet."""
 
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """What instances on other hosts get from PopRun's own environment, too."""
 
 
-def job_variables(address: str, port: int, layout: Layout) -> dict[str, str]:
-    """What torch's launcher tells all processes of a job, and Open MPI's count of them."""
+def job_variables(meeting: Meeting, layout: Layout) -> dict[str, str]:
+    """What torch's launcher tells all processes of a job, and where they meet."""
     return {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
+        STORE: meeting.store,
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.torch_port),
         "WORLD_SIZE": str(layout.instances),
         "LOCAL_WORLD_SIZE": str(layout.instances_per_host),
         "GROUP_WORLD_SIZE": str(max(1, len(layout.hosts))),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCHELASTIC_RUN_ID": meeting.name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(layout),

@@ -9,7 +9,6 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from popdist.poprun import hosts, job, mpi, partition, topology
@@ -17,6 +16,7 @@ from popdist.poprun.command_line import USAGE, export, help_text, parse
 from popdist.poprun.errors import PoprunError, UsageError
 from popdist.poprun.layout import Layout, layout_of
 from popdist.poprun.log import Log
+from popdist.poprun.meeting import Meeting
 from popdist.poprun.settings import Settings
 
 _UNDERSTOOD = (
@@ -88,9 +88,10 @@ def _run_here(
     ignored = [word for word in others if word.partition("=")[0] not in _UNDERSTOOD]
     if ignored:
         log.info(f"Without other hosts there is no mpirun; these of its arguments have no effect: {' '.join(ignored)}")
-    with _Store() as store:
-        shared = job.job_variables("localhost", store.port, layout)
+    with Meeting("127.0.0.1") as meeting:
+        shared = job.job_variables(meeting, layout)
         # Pipes are not terminals: without this, Python programs would print when they end.
+        shared[job.SECRET] = meeting.secret
         shared["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
         complete = {}
         for instance, own in variables.items():
@@ -108,34 +109,14 @@ def _run_here(
 def _run_with_mpi(
     settings: Settings, layout: Layout, variables: dict[int, dict[str, str]], program: Sequence[str], log: Log
 ) -> int:
-    with _Store() as store:
-        shared = job.job_variables(mpi.own_address(layout), store.port, layout)
+    with Meeting(mpi.own_address(layout)) as meeting:
+        shared = job.job_variables(meeting, layout)
         shared |= {name: os.environ[name] for name in job.FORWARDED if name in os.environ}
         complete = {
             instance: {**shared, **job.rank_variables(instance, layout), **own} for instance, own in variables.items()
         }
-        line = mpi.command(settings, layout, complete, program)
-        return mpi.run(line, log)
-
-
-class _Store:
-    """Where instances meet. PopRun keeps it, so it outlives each of them."""
-
-    def __enter__(self) -> _Store:
-        import torch.distributed as dist
-
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            "localhost", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
-        )
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        del self._store
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._store.port)
+        line = mpi.command(settings, layout, complete, program, forwarded=(job.SECRET,))
+        return mpi.run(line, log, {job.SECRET: meeting.secret})
 
 
 def _common(settings: Settings) -> dict[str, str]:

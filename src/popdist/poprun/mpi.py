@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import signal
@@ -28,9 +29,12 @@ def is_installed() -> bool:
 
 
 def command(
-    settings: Settings, layout: Layout, variables: Mapping[int, Mapping[str, str]], program: Sequence[str]
-) -> list[str]:
+    settings: Settings, layout: Layout, variables: Mapping[int, Mapping[str, str]], program: Sequence[str],
+    forwarded: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
     """The complete ``mpirun`` line: global arguments once, and a section for each instance.
+
+    Variables that are ``forwarded`` come from the environment of ``mpirun``: all users can read command lines.
 
     >>> made = command(Settings(), Layout(2, 2, 1, ("a", "b")), {0: {"A": "0"}, 1: {"A": "1"}}, ["hostname"])
     >>> made[:4], made.count(":"), made[-1]
@@ -49,6 +53,8 @@ def command(
         line += ["--host", f"{host}:{layout.instances_per_host}"] if host is not None else []
         for name, value in variables[instance].items():
             line += ["-x", f"{name}={value}"]
+        for name in forwarded:
+            line += ["-x", name]
         line += local_arguments(settings, instance)
         node = instance % layout.instances_per_host if numa else None
         line += wrapped(program, parent=None, node=node, prints=settings.only_output_from_instance in (None, instance))
@@ -74,14 +80,15 @@ def own_address(layout: Layout) -> str:
         return str(probe.getsockname()[0])
 
 
-def run(line: Sequence[str], log: Log) -> int:
-    """Run ``mpirun``; returns its exit code, which is that of the first instance that failed."""
+def run(line: Sequence[str], log: Log, variables: Mapping[str, str]) -> int:
+    """Run ``mpirun`` with more variables; returns its exit code, which is that of the first instance that failed."""
     log.debug(f"Running: {shlex.join(line)}")
     # Not wrapped by us alone: if we are killed, mpirun gets the chance to end the instances of other hosts.
     complete = wrapped(line, parent=None, number=signal.SIGTERM)
     stopped: list[signal.Signals] = []
     with subprocess.Popen(
-        complete, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        complete, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, **variables},
     ) as process:
         log.info(f"mpirun is process {process.pid}")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from poptorch import environment
 from poptorch._logging import TRACE, backend
-from poptorch.devices import sharing, waiting
+from poptorch.devices import cycles, sharing, waiting
 from poptorch.devices.groups import Group, group_of, groups_of, id_of
 from poptorch.devices.sharing import Owner, Wish
 from poptorch.devices.system import System, system
@@ -24,6 +24,9 @@ from poptorch.errors import Error, backend_error
 POLL_SECONDS = 0.2
 """How long a program that waits sleeps before it looks again for what other processes have freed. A look takes some
 microseconds; what this process frees itself ends the sleep at once."""
+
+_LOOKS = 3
+"""How many times in a row it must look as if programs waited for each other, while they come and go meanwhile."""
 
 _changed = threading.Condition(threading.RLock())  # re-entrant: a collected owner may free its IPUs at any point
 _tickets = itertools.count()
@@ -100,6 +103,18 @@ class _Ledger:
     def reserved(self, position: int) -> list[Group]:
         """The IPUs that those before this position look at."""
         return [wish.among(self.total) for wish in self.before(position)]
+
+    def should_give_up(self) -> bool:
+        """Whether processes wait for each other's IPUs, and this one has to end that.
+
+        Others see whether this process does nothing but wait.
+        """
+        idle = bool(self.in_use) and not waiting.other_threads_can_act(self.waiting.values())
+        self.shared.only_waits(idle)
+        if not idle:
+            return False
+        only_wait = {os.getpid(), *self.shared.that_only_wait()}
+        return cycles.victim(self.owners(), self.wishes(), only_wait, self.total) == os.getpid()
 
     def owners(self) -> list[Owner]:
         """Who has which devices, in this process and in others, in the order of their IPUs."""
@@ -247,11 +262,14 @@ def _awaited(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> tuple
     """Wait for a turn, and then for a free device. Needs ``_changed``, and lets go of it while it sleeps."""
     position = ledger.enlist(candidates)
     try:
-        said = False
+        said, doomed = False, 0
         while (found := ledger.take(candidates, ledger.reserved(position))) is None:
             own = ledger.is_own(candidates)
             if own and not waiting.other_threads_can_act(ledger.waiting.values()):
                 raise _endless(ledger, candidates, wanted)
+            doomed = doomed + 1 if ledger.should_give_up() else 0
+            if doomed == _LOOKS:
+                raise _cycle(ledger, candidates, wanted)
             if not said:
                 said = True
                 text = waiting.announcement(wanted, _in_the_way(ledger, candidates), len(ledger.before(position)), own)
@@ -260,6 +278,7 @@ def _awaited(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> tuple
             _changed.wait(POLL_SECONDS)
     finally:
         ledger.leave(position)
+        ledger.shared.only_waits(False)
     return found
 
 
@@ -283,6 +302,16 @@ def _endless(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> Error
         f"Failed to acquire {wanted}: every suitable device is in use, by {holders}. POPTORCH_WAIT_FOR_IPU is set, but "
         "this process would wait for itself: it has no other thread that could free them. Detach or destroy another "
         "model first."
+    )
+
+
+def _cycle(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> Error:
+    holders = waiting.listed([owner for owner in _in_the_way(ledger, candidates) if not owner.is_self])
+    mine = waiting.listed([owner for owner in ledger.owners() if owner.is_self])
+    return backend_error(
+        f"Failed to acquire {wanted}: programs wait for each other's IPUs, and none of them would ever go on. What "
+        f"process {os.getpid()} wants is in use by {holders}, and others wait for what it has itself: {mine}. Attach "
+        "IPUs in the same order in all programs, or detach a model before waiting for another device."
     )
 
 

@@ -5,6 +5,7 @@ that (``record_locks``), so nothing has to be cleaned up after a process that wa
 
 - The first bytes are slots of 512, one for each IPU. The process that has locked a slot has the IPU. In the slot it
   writes who it is, for people to read. That text decides nothing: where it is wrong, the number of the process is left.
+- The byte at ``_ONLY_WAIT`` plus the number of a process is locked while that process does nothing but wait for IPUs.
 - A byte far beyond, from ``_QUEUE`` on, stands for a program that waits. Its position says since when, for which IPUs,
   and for how many of them. Programs that came earlier have lower positions.
 """
@@ -31,6 +32,7 @@ from poptorch.devices.system import System
 
 _SLOT = 512
 _QUEUE = 2**62
+_ONLY_WAIT = 2**61
 LAST_POSITION = END
 """The end of the queue."""
 
@@ -135,6 +137,12 @@ class Sharing(Protocol):
     def wishes(self) -> list[Wish]:
         """What other processes wait for, in order."""
 
+    def only_waits(self, so: bool) -> None:
+        """Say whether this process does nothing but wait."""
+
+    def that_only_wait(self) -> set[int]:
+        """The numbers of other processes that do nothing but wait."""
+
     def keep(self, held: list[Group]) -> None:
         """Make sure that others see what this process has."""
 
@@ -170,6 +178,12 @@ class Alone:
 
     def wishes(self) -> list[Wish]:
         return []
+
+    def only_waits(self, so: bool) -> None:
+        pass
+
+    def that_only_wait(self) -> set[int]:
+        return set()
 
     def keep(self, held: list[Group]) -> None:
         pass
@@ -236,6 +250,15 @@ class Together:
         locks = self._file.locked(_QUEUE, END)
         ours = [lock for lock in locks if lock.stop - lock.start < _MOST_WAITERS]
         return [Wish(position, lock.pid) for lock in ours for position in range(lock.start, lock.stop)]
+
+    def only_waits(self, so: bool) -> None:
+        byte = _ONLY_WAIT + os.getpid()
+        (self._file.lock if so else self._file.unlock)(byte, byte + 1)
+
+    def that_only_wait(self) -> set[int]:
+        locks = self._file.locked(_ONLY_WAIT, _QUEUE)
+        # What is longer was locked by another program than this one.
+        return {lock.pid for lock in locks if lock.stop - lock.start == 1 and lock.pid == lock.start - _ONLY_WAIT}
 
     def keep(self, held: list[Group]) -> None:
         """A new file takes the place of one that was removed, for instance by a program that tidies up."""

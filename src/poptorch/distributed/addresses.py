@@ -10,6 +10,7 @@ other host can reach it. Here, a process takes the address by which it reaches t
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -17,9 +18,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from poptorch import launchers
+from poptorch._logging import warn_once
 from poptorch.distributed.peers import Peer
 
 ADVICE = (
@@ -30,11 +31,41 @@ _LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9  # nothing is sent
 
 
-def towards(store: Store) -> str:
-    """The address of this host in the network that leads to the store where processes meet."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return _route_to(store.host) if isinstance(store, TCPStore) else _LOOPBACK
+_ANYWHERE = "0.0.0.0"
+_BACKLOG = 1024
+
+
+def is_of_this_host_only(host: str) -> bool:
+    """Whether an address, or a name, means this host on every host.
+
+    >>> is_of_this_host_only("localhost"), is_of_this_host_only("127.0.0.1"), is_of_this_host_only("10.0.0.1")
+    (True, True, False)
+    """
+    try:
+        return _is_loopback(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address of this host, and at no other.
+
+    Names of this host may stand for a loopback address here, and for another one elsewhere; and hosts may be known by
+    addresses that are not their own. In these cases it listens at all addresses.
+    """
+    family, address = _first_address(host, port)
+    if _is_loopback(address) and not is_of_this_host_only(host):
+        family, address = socket.AF_INET, _ANYWHERE
+    try:
+        return _bound(family, address, port)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        warn_once(
+            ("not our address", host),
+            f"{host} is no address of this host, on which process 0 runs: it listens at all addresses instead.",
+        )
+        return _bound(socket.AF_INET, _ANYWHERE, port)
 
 
 def reachable(own: Peer, peers: Sequence[Peer]) -> str:
@@ -66,6 +97,23 @@ def _route_to(host: str) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     return _LOOPBACK
+
+
+def _first_address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, str(address[0])
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address, port))
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
 
 
 def _is_loopback(address: str) -> bool:

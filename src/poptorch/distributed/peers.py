@@ -7,18 +7,25 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
-
-from torch._C._distributed_c10d import Store
+from typing import Any
 
 from poptorch import environment, launchers
+from poptorch.distributed.keys import Keys
 from poptorch.errors import Error, RecoverableError, createPoptorchError, recoverable_error
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 """How long a process may take to vanish after its connections have closed, and others to hear of it."""
+
+_LOOK_SECONDS = 2.0
+"""How long the meeting point may take to say whether something is wrong, while a process waits for something else."""
+
+_FIELDS = {
+    "process_id": int, "num_processes": int, "host": str, "address": str, "pid": int, "started": str, "numbering": str,
+}  # fmt: skip
+"""What processes say of themselves."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,14 @@ class Peer:
         host, started, numbering = socket.gethostname(), launchers.start_time(pid), launchers.numbering()
         return Peer(process_id, num_processes, host, address, pid, started, numbering)
 
+    @staticmethod
+    def said(text: bytes) -> Peer:
+        """A process by its own words."""
+        found: dict[str, Any] = json.loads(text)
+        if {name: type(value) for name, value in found.items()} != _FIELDS:
+            raise createPoptorchError("A process of the job describes itself in words of another version of poptorch.")
+        return Peer(**found)
+
     @property
     def is_on_this_host(self) -> bool:
         """Whether its process number says something here."""
@@ -66,26 +81,27 @@ class Peer:
 
 
 class Peers:
-    """Everybody, with the store by which processes tell each other who is lost."""
+    """Everybody, with the keys by which processes tell each other who is lost, and who has ended."""
 
-    def __init__(self, store: Store, own: Peer, seconds: float) -> None:
-        self._store = store
+    def __init__(self, keys: Keys, own: Peer, seconds: float) -> None:
+        self._keys = keys
         self._own = own.process_id
         self._seconds = seconds
+        self._known_to_have_ended: set[int] = set()
         self.all = self._meet(own)
 
     def _meet(self, own: Peer) -> Sequence[Peer]:
         """Wait for all processes; they must agree about how many they are, and no two may have one number."""
-        store, size = self._store, own.num_processes
-        if store.add(f"claimed/{own.process_id}", 1) > 1:
-            problem = (
-                f"Two processes of the job say that they are process {own.process_id}. Give each a number of its own "
-                "with Options.Distributed.configureProcessId, or let the launcher do so."
-            )
-            store.set("refused", problem)  # one number is missing then: the others need not wait for it
-            raise createPoptorchError(problem)
-        store.set(f"here/{own.process_id}", json.dumps(asdict(own)))
+        keys, size = self._keys, own.num_processes
         try:
+            if keys.add(f"claimed/{own.process_id}", 1, seconds=self._seconds) > 1:
+                problem = (
+                    f"Two processes of the job say that they are process {own.process_id}. Give each a number of its "
+                    "own with Options.Distributed.configureProcessId, or let the launcher do so."
+                )
+                keys.set("refused", problem)  # one number is missing then: the others need not wait for it
+                raise createPoptorchError(problem)
+            keys.set(f"here/{own.process_id}", json.dumps(asdict(own)))
             return self._wait_for([f"here/{i}" for i in range(size)], own)
         except Error:
             if own.process_id == 0:
@@ -93,20 +109,20 @@ class Peers:
             raise
         except RuntimeError as error:
             raise createPoptorchError(
-                f"Process 0 has gone before all {size} processes had come. Its own output says why."
+                f"Process 0 has gone before all {size} processes had come ({error}). Its own output says why."
             ) from error
 
     def _wait_for(self, keys: list[str], own: Peer) -> Sequence[Peer]:
         deadline = next_look = time.monotonic()
         deadline += self._seconds
-        while not self._store.check(keys):
+        while not self._keys.check(keys):
             if time.monotonic() >= next_look:
-                if self._store.check(["refused"]):
-                    raise createPoptorchError(self._store.get("refused").decode())
-                self._check_sizes([k for k in keys if self._store.check([k])], own)
+                if self._keys.check(["refused"]):
+                    raise createPoptorchError(self._keys.get("refused").decode())
+                self._check_sizes([k for k in keys if self._keys.check([k])], own)
                 next_look = time.monotonic() + 1
             if time.monotonic() > deadline:
-                missing = ", ".join(k.removeprefix("here/") for k in keys if not self._store.check([k]))
+                missing = ", ".join(k.removeprefix("here/") for k in keys if not self._keys.check([k]))
                 raise createPoptorchError(
                     f"Of {len(keys)} processes, these have not come within {self._seconds:g} s: {missing}. Have they "
                     "been started, with the same number of processes? "
@@ -116,7 +132,7 @@ class Peers:
         return self._check_sizes(keys, own)
 
     def _check_sizes(self, keys: list[str], own: Peer) -> Sequence[Peer]:
-        found = [Peer(**json.loads(self._store.get(key))) for key in keys]
+        found = [Peer.said(self._keys.get(key)) for key in keys]
         for peer in found:
             if peer.num_processes != own.num_processes:
                 raise createPoptorchError(
@@ -128,9 +144,14 @@ class Peers:
     # -- faults --------------------------------------------------------------------------------------------------
 
     def missing(self) -> RecoverableError | None:
-        """The error to raise if a process is lost, as far as is known; asked while waiting."""
+        """The error to raise if a process is lost, as far as is known; asked while waiting.
+
+        Who has ended in good order is not lost: what others still need of it has been sent.
+        """
         dead = [peer for peer in self.all if peer.process_id != self._own and peer.is_dead]
         said = self._said()
+        if said is None and dead:
+            dead = [peer for peer in dead if not self._has_ended(peer)]
         if said is None and dead:
             said = self._say(f"{', '.join(map(str, dead))} {'has' if len(dead) == 1 else 'have'} died")
         return None if said is None else self._error(said)
@@ -140,9 +161,8 @@ class Peers:
 
         Without a problem, it finds out which process is to blame.
         """
-        with contextlib.suppress(Exception):
-            if self._can_talk:
-                self._store.set(f"waits/{self._own}", "1")
+        with contextlib.suppress(RuntimeError):
+            self._keys.set(f"waits/{self._own}", "1", seconds=_LOOK_SECONDS)
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline:
             found = self.missing()
@@ -160,41 +180,80 @@ class Peers:
         stopped = [peer for peer in self.all if peer.is_stopped]
         if stopped:
             return f"{stopped[0]} is stopped and does not answer"
-        with contextlib.suppress(Exception):
-            silent = [peer for peer in self.all if not self._store.check([f"waits/{peer.process_id}"])]
-            if silent:
-                who = ", ".join(map(str, silent))
-                return f"{who} did not come to a meeting of all processes within {self._seconds:g} s"
+        ended = [peer for peer in self.all if peer.process_id != self._own and self._has_ended(peer)]
+        if ended:
+            return f"{ended[0]} has come to its end, and others still needed it"
+        try:
+            silent = [
+                peer for peer in self.all if not self._keys.check([f"waits/{peer.process_id}"], seconds=_LOOK_SECONDS)
+            ]
+        except RuntimeError as error:
+            return f"{error}. A process, or the network to it, is gone: {cause}"
+        if silent:
+            who = ", ".join(map(str, silent))
+            return f"{who} did not come to a meeting of all processes within {self._seconds:g} s"
         return f"a process does not answer: {cause}"
 
     def await_notice(self) -> None:
         """Before this process ends: let the others hear of the failure, if they look at the store that is here."""
-        with contextlib.suppress(Exception):
-            if not self._can_talk:
-                return
-            self._store.add("heard", 1)
+        with contextlib.suppress(RuntimeError):
+            self._keys.add("heard", 1, seconds=_LOOK_SECONDS)
             alive = sum(not (peer.is_dead or peer.is_stopped) for peer in self.all)  # or on another host
             deadline = time.monotonic() + _GRACE_SECONDS
-            while time.monotonic() < deadline and self._store.add("heard", 0) < alive:
+            while time.monotonic() < deadline and self._keys.add("heard", 0, seconds=_LOOK_SECONDS) < alive:
                 time.sleep(_POLL_SECONDS)
 
-    @property
-    def _can_talk(self) -> bool:
-        """Whether the store is there: usually process 0 serves it."""
-        return not self.all[0].is_dead
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def is_connected(self, group: str) -> None:
+        """This process has connections to all members of a group."""
+        with contextlib.suppress(RuntimeError):
+            self._keys.set(f"connected/{group}/{self._own}", "1")
+
+    def say_good_bye(self, groups: Mapping[str, Sequence[int]]) -> None:
+        """Before this process leaves: let those that still connect to it come to the end of that, and say good-bye."""
+        with contextlib.suppress(RuntimeError):
+            self._keys.set(f"ended/{self._own}", "1", seconds=_LOOK_SECONDS)
+            for group, members in groups.items():
+                self._await([f"connected/{group}/{member}" for member in members], members, self._seconds)
+
+    def await_good_byes(self) -> None:
+        """Before the meeting point closes with this process: those that end at about the same time still need it."""
+        with contextlib.suppress(RuntimeError):
+            numbers = range(len(self.all))
+            self._await([f"ended/{number}" for number in numbers], numbers, _GRACE_SECONDS)
+
+    def _await(self, words: Sequence[str], members: Sequence[int], seconds: float) -> None:
+        """Wait until each process has said its word, unless it cannot say it any more."""
+        deadline = time.monotonic() + seconds
+        silent = dict(zip(words, members, strict=True))
+        while time.monotonic() < deadline and self._said() is None:
+            silent = {w: m for w, m in silent.items() if not self._keys.check([w], seconds=_LOOK_SECONDS)}
+            if all(self.all[m].is_dead or self.all[m].is_stopped for m in silent.values()):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _has_ended(self, peer: Peer) -> bool:
+        """Whether a process has said good-bye. Process 0 says so by closing the meeting point, if it serves it."""
+        if self._keys.connection.has_ended:
+            return peer.process_id == 0 or peer.process_id in self._known_to_have_ended
+        with contextlib.suppress(RuntimeError):
+            if self._keys.check([f"ended/{peer.process_id}"], seconds=_LOOK_SECONDS):
+                self._known_to_have_ended.add(peer.process_id)
+                return True
+        return peer.process_id == 0 and self._keys.connection.has_ended
 
     def _said(self) -> str | None:
-        with contextlib.suppress(Exception):  # the store may go at any moment
-            if self._can_talk and self._store.check(["lost"]):
-                return self._store.get("lost").decode()
+        """What somebody said is wrong. The meeting point may go at any moment, or not answer."""
+        with contextlib.suppress(RuntimeError):
+            found = self._keys.find("lost", seconds=_LOOK_SECONDS)
+            return None if found is None else found.decode(errors="replace")
         return None
 
     def _say(self, what: str) -> str:
         """Tell the others; the first to speak is believed, so that all name the same process."""
-        with contextlib.suppress(Exception):  # as above
-            if self._can_talk:
-                self._store.set_timeout(timedelta(seconds=_GRACE_SECONDS))
-                return str(self._store.compare_set("lost", "", what).decode())
+        with contextlib.suppress(RuntimeError):
+            return self._keys.compare_set("lost", "", what, seconds=_GRACE_SECONDS).decode(errors="replace")
         return what
 
     def _error(self, what: str) -> RecoverableError:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -25,17 +26,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, Store
 
 from poptorch import environment, launchers
 from poptorch._logging import logger
-from poptorch.distributed import addresses, rendezvous
+from poptorch.distributed import addresses, proof, rendezvous
 from poptorch.distributed.peers import Peer, Peers
+from poptorch.distributed.rendezvous import Meeting
 from poptorch.errors import RecoverableError, createPoptorchError
 
 _SLICE = timedelta(seconds=1)
 _HANG_UP = (1 << 31) - 1
 """The tag of a message that never comes."""
+
+_CHALLENGE, _ANSWER = _HANG_UP - 1, _HANG_UP - 2
+"""The tags of the first messages between two processes."""
 
 
 class Pending:
@@ -76,11 +81,14 @@ class ProcessGroup:
     """The processes that take part in collective operations. All must make the same ones in the same order."""
 
     def __init__(
-        self, store: Store, peers: Peers, members: Sequence[int], own: int, seconds: float, purpose: str = ""
+        self, meeting: Meeting, peers: Peers, members: Sequence[int], own: int, seconds: float, name: str
     ) -> None:
-        self._store = store
+        self._meeting = meeting
         self._peers = peers
         self._seconds = seconds
+        self.name = name
+        """What no other group of the job is called."""
+
         self.members = tuple(members)
         """The numbers of its processes."""
 
@@ -92,11 +100,11 @@ class ProcessGroup:
 
         self._ending = threading.Lock()
 
-        name = "-".join(map(str, self.members)) if len(self.members) < len(peers.all) else "all"
         self._gloo: Any = None
         # One process alone needs no meeting place: the process that serves it may have ended.
-        shared = store if len(self.members) > 1 else HashStore()
-        self._gloo = self._connected(PrefixStore(f"group/{name}{purpose and f'/{purpose}'}", shared))
+        keys = meeting.keys.within(f"group/{name}", seconds) if len(self.members) > 1 else HashStore()
+        self._gloo = self._connected(keys)
+        peers.is_connected(name)
 
     @property
     def size(self) -> int:
@@ -116,7 +124,8 @@ class ProcessGroup:
 
     def part(self, members: Sequence[int], purpose: str = "") -> ProcessGroup:
         """A group of some of the members, this process among them; ``purpose`` tells it from others of the same."""
-        return ProcessGroup(self._store, self._peers, members, self.process_id, self._seconds, purpose)
+        name = f"{self.name.partition('/')[0]}/{'-'.join(map(str, members))}/{purpose}"
+        return ProcessGroup(self._meeting, self._peers, members, self.process_id, self._seconds, name)
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -190,23 +199,63 @@ class ProcessGroup:
         self.start_meeting().wait()
 
     def _connected(self, keys: Store) -> Any:
-        """Connections to all other members. Meanwhile this process looks after the others."""
+        """Connections to all other members, which belong to the job. Meanwhile this process looks after the others."""
         address = addresses.reachable(self._peers.all[self.process_id], self._peers.all)
         options = addresses.gloo_options(address, self._seconds)
         made: Future[Any] = Future()
+        deadline = time.monotonic() + self._seconds + _SLICE.total_seconds()
+
+        def connect() -> Any:
+            gloo = dist.ProcessGroupGloo(keys, self.index, self.size, options)
+            self._introduce(gloo)
+            return gloo
+
         # Not an executor's thread: a process that gives up must not wait for this one at its end.
-        arguments = (made, lambda: dist.ProcessGroupGloo(keys, self.index, self.size, options))
-        threading.Thread(target=_settle, args=arguments, name="poptorch-connect", daemon=True).start()
+        threading.Thread(target=_settle, args=(made, connect), name="poptorch-connect", daemon=True).start()
+        problem = f"process {self.process_id}, at {address}, cannot connect to all others"
         while True:
             try:
                 return made.result(_SLICE.total_seconds())
-            except FutureTimeout:
+            except FutureTimeout as error:
                 lost = self._peers.missing()
                 if lost is not None:
                     raise self.end(lost) from None
+                if time.monotonic() > deadline:
+                    late = f"{problem} within {self._seconds:g} s. {addresses.ADVICE}"
+                    raise self.end(self._peers.failure(error, late)) from None
+            except proof.NotProven as error:
+                raise self.end(self._peers.failure(error, str(error))) from error
             except RuntimeError as error:
-                problem = f"process {self.process_id}, at {address}, cannot connect to all others: {error}"
-                raise self.end(self._peers.failure(error, f"{problem}. {addresses.ADVICE}")) from error
+                raise self.end(self._peers.failure(error, f"{problem}: {error}. {addresses.ADVICE}")) from error
+
+    def _introduce(self, gloo: Any) -> None:
+        """Have all others prove that they belong to the job, and do so. All are connected when it is done.
+
+        Gloo believes whoever connects to it.
+        """
+        secret, limit = self._meeting.secret, timedelta(seconds=self._seconds)
+        others = [member for member in range(self.size) if member != self.index]
+
+        def exchange(mine: dict[int, bytes], tag: int) -> dict[int, bytes]:
+            rooms = {other: torch.zeros(proof.CHALLENGE_BYTES, dtype=torch.uint8) for other in others}
+            sent = [torch.frombuffer(bytearray(mine[other]), dtype=torch.uint8) for other in others]
+            under_way = [gloo.recv([rooms[other]], other, tag) for other in others]
+            under_way += [gloo.send([values], other, tag) for other, values in zip(others, sent, strict=True)]
+            for work in under_way:
+                work.wait(limit)
+            return {other: bytes(room.tolist()) for other, room in rooms.items()}
+
+        mine = {other: proof.challenge() for other in others}
+        theirs = exchange(mine, _CHALLENGE)
+        role = f"{self.name} {{}} to {{}}"
+        answers = {
+            other: proof.answer(secret, role.format(self.index, other), theirs[other], mine[other]) for other in others
+        }
+        for other, found in exchange(answers, _ANSWER).items():
+            if not proof.is_right(found, secret, role.format(other, self.index), mine[other], theirs[other]):
+                raise proof.NotProven(
+                    f"who connected as process {self.members[other]} has not proven that it belongs to the job"
+                )
 
     def _start(self, operation: str, *arguments: Any) -> Pending:
         return Pending(self, self._call(operation, *arguments))
@@ -284,7 +333,8 @@ class _State:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.store: Store | None = None
+        self.meeting: Meeting | None = None
+        self.peers: Peers | None = None
         self.groups: dict[tuple[Any, ...], ProcessGroup] = {}
         self.everybody: ProcessGroup | None = None
         self.active: ProcessGroup | None = None
@@ -313,15 +363,15 @@ def ensure_initialized(process_id: int, num_processes: int) -> ProcessGroup:
         raise createPoptorchError(f"There is no process {process_id} among {num_processes}: they count from 0.")
     seconds = float(max(1, environment.DISTRIBUTED_TIMEOUT.read()))
     _state.process, _state.active = os.getpid(), None
-    if _state.store is None:
-        _state.store = rendezvous.find_store(process_id, num_processes, seconds)
-    keys = PrefixStore(f"poptorch/{launchers.attempt()}/{_state.made}", _state.store)
+    if _state.meeting is None:
+        _state.meeting = rendezvous.find(process_id, num_processes, seconds)
+    meeting, name = _state.meeting, f"{launchers.attempt()}.{_state.made}"
     try:
-        own = Peer.here(process_id, num_processes, addresses.towards(_state.store))
-        peers = Peers(keys, own, seconds)
-        group = ProcessGroup(keys, peers, range(num_processes), process_id, seconds)
+        own = Peer.here(process_id, num_processes, meeting.keys.connection.address)
+        peers = _state.peers = Peers(meeting.keys.within(f"poptorch/{name}"), own, seconds)
+        group = ProcessGroup(meeting, peers, range(num_processes), process_id, seconds, name)
     finally:
-        rendezvous.forget_address()
+        meeting.all_have_come()
     _state.made += 1
     _state.everybody = group
     _state.groups = {group.members: group}
@@ -337,15 +387,30 @@ def current() -> ProcessGroup | None:
 
 
 def shutdown() -> None:
-    """Leave the group, at the end of the process at the latest. All have to, before one may be made again."""
+    """Leave the group, at the end of the process at the latest. All have to, before one may be made again.
+
+    Others that still connect to this process are waited for.
+    """
     groups, _state.groups = _state.groups, {}
     _state.everybody = _state.active = None
     if _state.process == os.getpid():
+        if _state.peers is not None and not any(group.failed for group in groups.values()):
+            _state.peers.say_good_bye({group.name: group.members for group in groups.values()})
         for group in groups.values():
             group.close()
 
 
-atexit.register(shutdown)
+def _end() -> None:
+    """The end of the process, and of the meeting point, if this process serves it."""
+    shutdown()
+    if _state.process != os.getpid() or _state.meeting is None or _state.meeting.point is None:
+        return
+    if _state.peers is not None:
+        _state.peers.await_good_byes()
+    _state.meeting.point.close()
+
+
+atexit.register(_end)
 
 
 def group_of(members: Sequence[int], purpose: str) -> ProcessGroup:

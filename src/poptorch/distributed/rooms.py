@@ -16,6 +16,7 @@ import torch
 
 from poptorch import environment
 from poptorch._logging import logger
+from poptorch.distributed import descriptors
 from poptorch.distributed.process_group import Pending, ProcessGroup
 from poptorch.errors import createPoptorchError
 
@@ -62,25 +63,28 @@ class SharedMemory:
     def _room_or_problem(self, size: int) -> Room | str:
         """A new room, or what keeps a process from having it: the same on all."""
         with contextlib.ExitStack() as stack:
-            file, problem = None, None
+            name, problem = None, None
             try:
-                own = os.memfd_create("poptorch-exchange", os.MFD_CLOEXEC)
+                own = descriptors.sealed_memory("poptorch-exchange", size)
                 stack.callback(os.close, own)  # what is mapped stays
-                os.truncate(own, size)
-                file = own, os.fstat(own).st_ino
+                counter = descriptors.Counter(self.group.size)
+                stack.callback(counter.close)
+                name = counter.name
             except OSError as error:
                 problem = str(error)
-            files = self.group.gather_values(file)
+            names = self.group.gather_values(name)
             mapped = []
-            try:
-                found = [(pid, file) for pid, file in zip(self._pids, files, strict=True) if file is not None]
-                mapped = [_mapped(pid, descriptor, inode, size) for pid, (descriptor, inode) in found]
-            except (OSError, ValueError) as error:
-                problem = problem or str(error)
+            if all(name is not None for name in names):
+                try:
+                    files = descriptors.all_files(own, counter, dict(zip(self._pids, names, strict=True)))
+                    found = stack.enter_context(files)
+                    mapped = [_mapped(found[pid], pid, size) for pid in self._pids]
+                except (OSError, ValueError) as error:
+                    problem = str(error)
             problems = self.group.gather_values(problem)
-        for process, problem in zip(self.group.members, problems, strict=True):
-            if problem is not None:
-                return f"Process {process} cannot share {size} bytes of memory with the others: {problem}."
+        for process, text in zip(self.group.members, problems, strict=True):
+            if text is not None:
+                return f"Process {process} cannot share {size} bytes of memory with the others: {text}."
         return Room(self.group, mapped)
 
     def borrow(self, size: int) -> Room:
@@ -176,12 +180,7 @@ class RoomSum:
                 other.copy_(total)
 
 
-def _mapped(pid: int, descriptor: int, inode: int, size: int) -> torch.Tensor:
-    """The memory of a file that a process of this host has open."""
-    file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(file).st_ino != inode:
-            raise OSError(f"process {pid} has another file at descriptor {descriptor}")
-        return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
-    finally:
-        os.close(file)
+def _mapped(file: int, pid: int, size: int) -> torch.Tensor:
+    """The memory that a process of this host has handed over."""
+    descriptors.check_memory(file, size, pid)
+    return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
