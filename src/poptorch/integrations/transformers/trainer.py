@@ -16,7 +16,7 @@ from transformers.training_args import ParallelMode
 
 from poptorch.errors import createPoptorchError
 from poptorch.executor.wrapping import rewrap_model, unwrap_model
-from poptorch.integrations.transformers import optimizers
+from poptorch.integrations import optimizers
 from poptorch.integrations.transformers.compiled import EvaluationModel, TrainingModel, rows_of
 from poptorch.integrations.transformers.config import IPUConfig
 from poptorch.integrations.transformers.stepping import ITEMS

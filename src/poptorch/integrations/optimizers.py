@@ -69,3 +69,15 @@ def lamb(optimizer: torch.optim.Optimizer, loss_scaling: float, bias_correction:
     wanted = [{name: group[name] for name in ("params", *names)} for group in groups]
     first = {name: groups[0][name] for name in names}
     return optim.LAMB(wanted, loss_scaling=loss_scaling, bias_correction=bias_correction, **first)
+
+
+def rebind(scheduler: Any, old: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
+    """Let a scheduler of learning rates change another optimizer, which has the same groups."""
+    for given, made in zip((group for group in old.param_groups if group["params"]), new.param_groups, strict=True):
+        for name, value in given.items():
+            made.setdefault(name, value)  # what schedulers note down, such as initial_lr
+    for each in [scheduler, *getattr(scheduler, "_schedulers", ())]:
+        if getattr(each, "optimizer", None) is old:
+            each.optimizer = new
+        if each is not scheduler:
+            rebind(each, old, new)
