@@ -61,16 +61,15 @@ class Step(nn.Module):
                 f"self.log({name!r}, ...) in {self._method} was given a {type(value).__name__}, which keeps a state of "
                 "its own. Return what it needs from the step, and update it in the hook that ends the batch."
             )
-        return (
-            torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else torch.float32).detach().squeeze()
-        )
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+        return tensor.detach().squeeze()
 
     def _loss_of(self, result: Any) -> torch.Tensor:
         loss = result.get("loss") if isinstance(result, dict) else result
         if not isinstance(loss, torch.Tensor):
             raise createPoptorchError(
-                f"training_step of {type(self.module).__name__} must return the loss, or a dictionary with one, and not "
-                f"{type(loss).__name__}: IPUs cannot skip a step."
+                f"training_step of {type(self.module).__name__} must return the loss, or a dictionary with one, "
+                f"and not {type(loss).__name__}: IPUs cannot skip a step."
             )
         return loss
 
@@ -83,9 +82,11 @@ class Step(nn.Module):
     def as_returned(self, result: Any) -> Any:
         """The result of the step for all rows of a call: numbers as their mean over the micro-batches."""
         scalars = iter(self._scalar)
-        return tree_map(
-            lambda value: _mean(value) if isinstance(value, torch.Tensor) and next(scalars) else value, result
-        )
+
+        def of_all(value: Any) -> Any:
+            return _mean(value) if isinstance(value, torch.Tensor) and next(scalars) else value
+
+        return tree_map(of_all, result)
 
 
 def _mean(value: torch.Tensor) -> torch.Tensor:

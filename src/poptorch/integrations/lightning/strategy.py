@@ -42,6 +42,7 @@ class IPUStrategy(SingleDeviceStrategy):
     """
 
     strategy_name = "ipu"
+    optimizers: list[Any]
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class IPUStrategy(SingleDeviceStrategy):
             )
         if not module.automatic_optimization:
             raise createPoptorchError(
-                f"{type(module).__name__} optimises by hand (automatic_optimization=False), and that cannot be compiled: "
-                "forward, backward and update are one program. Return the loss from training_step and let "
+                f"{type(module).__name__} optimises by hand (automatic_optimization=False), and that cannot be "
+                "compiled: forward, backward and update are one program. Return the loss from training_step and let "
                 "configure_optimizers return one optimizer."
             )
         if type(self.precision_plugin) not in (Precision, HalfPrecision) or trainer.precision == "bf16-true":
@@ -115,9 +116,8 @@ class IPUStrategy(SingleDeviceStrategy):
         """Optimizers that run on the device, for the schedulers of the user's own."""
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
-            raise createPoptorchError(
-                f"IPUs train with one optimizer: configure_optimizers gave {len(self.optimizers)}."
-            )
+            count = len(self.optimizers)
+            raise createPoptorchError(f"IPUs train with one optimizer: configure_optimizers gave {count}.")
         (given,) = self.optimizers
         made = optimizers.on_device(given, trainer.gradient_clip_val or 0.0, self._loss_scaling)
         self.optimizers = [made]
