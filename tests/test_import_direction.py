@@ -98,6 +98,7 @@ FACADES = {
     "debug": "looks inside compiled models",
     "experimental": "early names for the executor",
     "eager": "early names for the executor",
+    "integrations": "adapters for the libraries around PyTorch",
     "_impl": "private names of the original that libraries use",
     "_poplar_executor": "private names of the original that libraries use",
     "_args_parser": "private names of the original that libraries use",

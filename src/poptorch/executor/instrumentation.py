@@ -69,6 +69,12 @@ def watcher_of(model: nn.Module) -> Watcher | None:
     return None if reference is None else reference()
 
 
+def executor_of(model: nn.Module) -> Destroyable | None:
+    """The live training executor of an instrumented model, or ``None``."""
+    reference: weakref.ref[Destroyable] | None = getattr(type(model), _EXECUTOR, None)
+    return None if reference is None else reference()
+
+
 def is_watched_by(tensor: torch.Tensor, watcher: object) -> bool:
     """Whether every look at the tensor is noticed by ``watcher``."""
     reference = getattr(type(tensor), _MARK, None)
