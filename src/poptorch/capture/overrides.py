@@ -146,6 +146,12 @@ def _ctc_loss(
     return func(log_probs, targets, *lengths, *rest, **settings)
 
 
+def _norm(func: Callable[..., Tensor], *args: Any, **settings: Any) -> Tensor:
+    """What a normalisation writes are its running statistics."""
+    with ambient.normalising():
+        return func(*args, **settings)
+
+
 def _numpy(func: Callable[..., Any], tensor: Tensor, *types: Any, **settings: Any) -> Any:
     """NumPy computes now and on the host: what it gives could not follow the inputs of later calls."""
     if not isinstance(tensor, FakeTensor):
@@ -217,6 +223,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     F.ctc_loss: _ctc_loss,
     torch.ctc_loss: _ctc_loss,
     F.gelu: _gelu,
+    **dict.fromkeys((F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm), _norm),
     torch.combinations: _combinations,
     torch.roll: _roll,
     Tensor.roll: _roll,

@@ -21,6 +21,7 @@ from poptorch.capture import kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.evaluation import Evaluation
 from poptorch.capture.locations import user_location
+from poptorch.capture.norms import Writes
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
@@ -74,6 +75,9 @@ class Recorder(TorchDispatchMode):
         self._last: fx.Node | None = None
         self._frozen_at: set[SourceLocation | None] = set()
         self._copies: dict[int, _Copy] = {}
+        self.writes = Writes()
+        """Which memory is written in place, and where."""
+
         self._hooks: list[Any] = []
         """Handles of the hooks on autograd nodes. A hook leads to the recorder and the graph, so none may stay."""
 
@@ -104,6 +108,7 @@ class Recorder(TorchDispatchMode):
             self._forget(func)
             return self._frozen_value(func, args, kwargs)
         self._annotate_new_nodes(info)
+        self.writes.note(func, args, kwargs, info.source)
         if self._strict:
             strict.mark_host_tensor(self._context, func, result)
         return result

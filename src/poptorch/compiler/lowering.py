@@ -95,7 +95,7 @@ def lower_for_device(
     context = Context(settings.passes)
     observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
-    check_buffers(program, request.options, loop)
+    check_buffers(program, recording.written, request.options, loop)
     division = division_of(request.options, settings, program, loop, only_placed=request.only_placed)
     _announce(program, settings)
     before, plan = _divide(program, context, settings, division, observers)
@@ -128,6 +128,7 @@ def lower_for_device(
             written_inputs=tuple(port.index for port in written_inputs(program)),
             same_inputs=positions_of_same(layout.tensors_of(request.call)),
             optimizer=used,
+            written_state=frozenset(recording.written),
         ),
         portion=portion,
     )
