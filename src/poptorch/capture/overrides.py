@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from poptorch import ambient
-from poptorch.capture import strict
+from poptorch.capture import higher_order, strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.capture.locations import user_location
 from poptorch.errors import createPoptorchError
+from poptorch.ops.function_modes import in_force, runs_functions
 from poptorch.ops.matmul import remember_operands
 
 _SCATTER_REDUCTIONS = ("sum", "mean", "amin", "amax", "prod")
@@ -29,8 +30,20 @@ _SCATTER_REDUCTIONS = ("sum", "mean", "amin", "amax", "prod")
 class Overrides(TorchFunctionMode):
     """Calls the replacement of a torch function where there is one."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiler = higher_order.CompilerAside()
+        higher_order.prepare()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._compiler.end()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         context, kwargs = ambient.current(), kwargs or {}
+        if runs_functions(func):
+            with in_force(self):
+                return higher_order.call(func, args, kwargs, self._compiler)
         replacement = _REPLACEMENTS.get(func)
         if context is None or not context.options.strict_compatibility:
             return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)

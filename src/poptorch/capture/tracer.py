@@ -323,7 +323,7 @@ class _Attempt:
         gradients: list[torch.Tensor] = []
         for index, tensor in enumerate(state):
             if self._trained_states[index] and tensor.grad is not None:
-                check_gradient(self._state[index].name, tensor.grad)
+                check_gradient(self._state[index].name, tensor.grad, _source_of(tensor.grad))
                 self._gradients.append(index)
                 gradients.append(tensor.grad)
         return gradients
@@ -396,10 +396,15 @@ def _compiled_functions_inlined() -> Iterator[None]:
         yield
 
 
+def _source_of(tensor: torch.Tensor) -> SourceLocation | None:
+    """The user's line that a recorded value comes from."""
+    node = node_of(tensor)
+    return None if node is None else info_of(node).source
+
+
 def _say_where(loss: FinalLoss) -> None:
     """One line for the user: which value is minimised, and which line computes it."""
-    node = node_of(loss.value)
-    source = None if node is None else info_of(node).source
+    source = _source_of(loss.value)
     where = "" if source is None else f", computed at {source}"
     logger.info("Back-propagation starts at %s%s", loss.origin, where)
 

@@ -15,7 +15,7 @@ from poptorch._logging import backend, ir_is_dumped, logger
 from poptorch.capture.arguments import ArgumentLayout, announce_partial_support, positions_of_same
 from poptorch.capture.functional import to_program
 from poptorch.capture.refusals import lines_named
-from poptorch.capture.state import check_not_empty, collect_state
+from poptorch.capture.state import check_dense, check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.device_program import DeviceProgram, Interface
@@ -142,7 +142,9 @@ def _capture(
 ) -> tuple[Recording, Program]:
     given = layout.tensors_of(request.call)
     inputs = micro_batch_inputs(layout, given, loop, request.normalise)
-    check_not_empty(collect_state(request.model))
+    state = collect_state(request.model)
+    check_dense(state)
+    check_not_empty(state)
     with tracing(), lines_named(request.model, request.options):
         progress("capture")
         recording, program = _functional(request, layout, inputs, progress)

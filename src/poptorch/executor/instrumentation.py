@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from poptorch.capture.state import is_constant
 from poptorch.capture.tables import note_shallow_copy
 from poptorch.errors import createPoptorchError
 from poptorch.executor.changes import changes
@@ -107,7 +108,7 @@ def _watch_tensors(model: nn.Module, reference: weakref.ref[Watcher]) -> None:
         if type(parameter) is nn.Parameter:
             parameter.__class__ = parameter_class
     for buffer in _unique(model.named_buffers()):
-        if type(buffer) is torch.Tensor:
+        if type(buffer) is torch.Tensor and not is_constant(buffer):
             buffer.__class__ = buffer_class
 
 
@@ -325,7 +326,7 @@ def _plain_state(state: Any) -> Any:
     result: OrderedDict[str, Any] = OrderedDict()
     metadata = getattr(state, "_metadata", None)
     for key, value in state.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not is_constant(value):
             if hasattr(type(value), _MARK):
                 value = _plain(value, copy=False)
             place = (value.data_ptr(), value.shape, value.stride(), value.dtype, type(value))
