@@ -42,9 +42,10 @@ def chosen_level() -> Level:
 def level_for(program: Program) -> Level:
     """The level of one program: what the user asked for, where native code can keep the program's arithmetic.
 
-    float16 kernels compute in float32 and round (see :mod:`poptorch.host.interpret.half`), checks of single
-    operations need single operations, kernels between C++ functions take dense tensors only, and oneDNN's recurrent layers keep a workspace for their backward pass that
-    Inductor does not know of, so training them is the interpreter's, as are the others.
+    float16 kernels compute in float32 and round (see :mod:`poptorch.host.interpret.half`), checks of single operations
+    need single operations, functions in C++ hand dense tensors to each other only, and oneDNN's recurrent layers keep a
+    workspace for their backward pass that Inductor does not know of, so training them is the interpreter's, as are the
+    others.
     """
     level = chosen_level()
     keeps = program.numerics.plain and not _recurs(program) and all(map(_is_native, _values(program)))
