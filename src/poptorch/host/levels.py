@@ -62,7 +62,8 @@ def _recurs(program: Program) -> bool:
 
 def _values(program: Program) -> Iterator[torch.Tensor]:
     values = (node.meta.get("val") for node in program.graph.nodes)
-    return (value for value in values if isinstance(value, torch.Tensor))
+    yield from (value for value in values if isinstance(value, torch.Tensor))
+    yield from program.constants.values()  # the graph knows sparse ones by their shape only
 
 
 def _is_native(value: torch.Tensor) -> bool:
