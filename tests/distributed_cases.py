@@ -182,6 +182,7 @@ CASES = {
     "pipelined": Case(accumulation=4, model={"pipelined": True}),
     "pipelined replicas": Case(replicas=4, accumulation=4, model={"pipelined": True}, optimizer=adamw),
     "own buffers": Case(options=own_buffers, model={"norm": True}),
+    "running statistics": Case(replicas=4, accumulation=2, model={"norm": True}),
     "dropout": Case(replicas=4, model={"dropout": 0.5}),
     "sharded": Case(options=sharded_state, optimizer=adamw, replicas=4),
     "sharded with running mean": Case(options=sharded_and_running_mean, accumulation=2),

@@ -59,6 +59,9 @@ class CaptureContext:
     """The executor's own ``poptorch.Options``; annotations resolve blocks through its strategy."""
 
     training: bool = False
+    in_norm: bool = False
+    """Whether a normalisation runs: what it writes are its statistics."""
+
     extras: dict[str, Any] = field(default_factory=dict)
     """Room for annotations of other rooms, keyed by the room's name (``"ops.overlap"``)."""
 
@@ -102,6 +105,20 @@ def mark_loss(value: torch.Tensor, kind: str, reduced: bool = True) -> torch.Ten
     if _state.context is not None and torch.is_grad_enabled():
         _state.context.losses.append(LossMark(value, kind, reduced))
     return value
+
+
+@contextmanager
+def normalising() -> Iterator[None]:
+    """The operations recorded inside are those of a normalisation."""
+    context = _state.context
+    if context is None:
+        yield
+        return
+    outer, context.in_norm = context.in_norm, True
+    try:
+        yield
+    finally:
+        context.in_norm = outer
 
 
 @contextmanager

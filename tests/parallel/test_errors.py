@@ -145,7 +145,16 @@ def test_a_phase_without_an_ipu():
 
 
 def test_written_buffers_with_replicas():
-    model = nn.BatchNorm1d(8)
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls.add_(1.0)
+            return x * self.calls
+
+    model = Counting()
     options = make_options(poptorch.ShardedExecution(), accumulation=1, replicas=2).broadcastBuffers(True)
     message = r"PopTorch does not support broadcasting buffers.*broadcastBuffers\(False\)"
     refuses(message, model, options, rows=4)

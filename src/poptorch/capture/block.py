@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import (
 from poptorch.ambient import CaptureContext
 from poptorch.capture.casting import MixedTypes
 from poptorch.capture.device_names import DeviceNames
-from poptorch.capture.norms import cumulative_norms
+from poptorch.capture.norms import capturable_norms, replicas_of
 from poptorch.capture.state import collect_state, stand_ins_for
 from poptorch.capture.structure import flatten
 from poptorch.capture.tracer import Recording, Request, StandIns, environment, module_scopes
@@ -65,7 +65,7 @@ class BlockRecorder:
             rules, stand_ins = MixedTypes.of(request.options, promotes=True), StandIns(self._state, tensors)
             stack.enter_context(environment(request, rules, self._context, stand_ins, names))
             stack.enter_context(module_scopes(request))
-            stack.enter_context(cumulative_norms(request.model))
+            stack.enter_context(capturable_norms(request.model, replicas_of(request.options)))
             self._stack = stack.pop_all()
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ from poptorch.capture.locations import user_location
 from poptorch.capture.state import StateEntry
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import createPoptorchError
+from poptorch.ops.function_modes import hand_on, runs_functions
 from poptorch.ops.recorded import is_foreign
 from poptorch.ops.traits import Kind, traits_of
 
@@ -254,6 +255,8 @@ class CastingMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if runs_functions(func):
+            return hand_on(self, func, args, kwargs)
         name = plain_name(func)
         wanted = self._autocast_type(name, (args, kwargs))
         if wanted is None and (name in _EARLY or name in _NORMS):

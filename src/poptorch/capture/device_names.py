@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from poptorch.errors import createPoptorchError
+from poptorch.ops.function_modes import hand_on, runs_functions
 
 _NAMES = ("ipu", "xla")
 _HOST = torch.device("cpu")
@@ -50,6 +51,8 @@ class DeviceNames(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if runs_functions(func):
+            return hand_on(self, func, args, kwargs)
         if not _names_device(func, args, kwargs):
             foreign = _foreign_device(func, args, kwargs)
             if foreign is not None:

@@ -26,9 +26,10 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     """The recording as a Program. May run the recorded graph again, never the user's code."""
     graph_module = recording.graph_module
     graph_module.graph.set_codegen(fx.graph.CodeGen())
+    strayed = _leave_meta(graph_module.graph)
     constants = _lift_constants(graph_module, recording.fake_mode)
     ports = _ports(recording, input_names, constants)
-    functional = graph_module if _is_functional(recording) else _functionalize(graph_module, ports)
+    functional = graph_module if not strayed and _is_functional(recording) else _functionalize(graph_module, ports)
     if not all(map(_lies_as_on_device, zip(_placeholders(functional), ports, strict=True))):
         functional = _on_device(functional, ports)
     program = Program(
@@ -45,6 +46,15 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     )
     _check_purpose(program)
     return program
+
+
+def _leave_meta(graph: fx.Graph) -> bool:
+    """Remove the shapes that torch's rules for tensors of zeros computed on the meta device; were there any?"""
+    strayed = [n for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor) and v.device.type == "meta"]
+    for node in reversed(strayed):
+        if not node.users and not node.is_impure():
+            graph.erase_node(node)
+    return bool(strayed)
 
 
 def _check_purpose(program: Program) -> None:

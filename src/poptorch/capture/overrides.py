@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from poptorch import ambient
-from poptorch.capture import strict
+from poptorch.capture import higher_order, strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.capture.locations import user_location
 from poptorch.errors import createPoptorchError
+from poptorch.ops.function_modes import in_force, runs_functions
 from poptorch.ops.matmul import remember_operands
 
 _SCATTER_REDUCTIONS = ("sum", "mean", "amin", "amax", "prod")
@@ -29,8 +30,20 @@ _SCATTER_REDUCTIONS = ("sum", "mean", "amin", "amax", "prod")
 class Overrides(TorchFunctionMode):
     """Calls the replacement of a torch function where there is one."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiler = higher_order.CompilerAside()
+        higher_order.prepare()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._compiler.end()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         context, kwargs = ambient.current(), kwargs or {}
+        if runs_functions(func):
+            with in_force(self):
+                return higher_order.call(func, args, kwargs, self._compiler)
         replacement = _REPLACEMENTS.get(func)
         if context is None or not context.options.strict_compatibility:
             return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)
@@ -146,6 +159,12 @@ def _ctc_loss(
     return func(log_probs, targets, *lengths, *rest, **settings)
 
 
+def _norm(func: Callable[..., Tensor], *args: Any, **settings: Any) -> Tensor:
+    """What a normalisation writes are its running statistics."""
+    with ambient.normalising():
+        return func(*args, **settings)
+
+
 def _numpy(func: Callable[..., Any], tensor: Tensor, *types: Any, **settings: Any) -> Any:
     """NumPy computes now and on the host: what it gives could not follow the inputs of later calls."""
     if not isinstance(tensor, FakeTensor):
@@ -217,6 +236,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     F.ctc_loss: _ctc_loss,
     torch.ctc_loss: _ctc_loss,
     F.gelu: _gelu,
+    **dict.fromkeys((F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm), _norm),
     torch.combinations: _combinations,
     torch.roll: _roll,
     Tensor.roll: _roll,

@@ -17,13 +17,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poptorch.ambient import CaptureContext, Placement
-from poptorch.capture import kernels, strict
+from poptorch.capture import higher_order, kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.evaluation import Evaluation
 from poptorch.capture.locations import innermost_location, user_location
+from poptorch.capture.norms import Writes
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
+from poptorch.ops.function_modes import runs_functions
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.recorded import is_recorded, tracer
 from poptorch.ops.traits import Kind, traits_of
@@ -31,6 +33,8 @@ from poptorch.program.opinfo import OpInfo, SourceLocation, Sweep, has_info, set
 
 _NO_LAYERS = (Kind.VIEW, Kind.CREATION, Kind.HINT)
 """What may come before the first block without being a stage of its own."""
+
+_META = torch.device("meta")
 
 _ASKING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 """Operations that give values to Python."""
@@ -51,6 +55,9 @@ class _Copy(NamedTuple):
 
 class Recorder(TorchDispatchMode):
     """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
+
+    supports_higher_order_operators = True
+    """Of those that get here, past the modes that see whole functions, the user shall hear in our words."""
 
     def __init__(
         self,
@@ -74,11 +81,16 @@ class Recorder(TorchDispatchMode):
         self._last: fx.Node | None = None
         self._frozen_at: set[tuple[SourceLocation | None, SourceLocation | None]] = set()
         self._copies: dict[int, _Copy] = {}
+        self.writes = Writes()
+        """Which memory is written in place, and where."""
+
         self._hooks: list[Any] = []
         """Handles of the hooks on autograd nodes. A hook leads to the recorder and the graph, so none may stay."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if runs_functions(func):
+            raise higher_order.refusal(func)
         if func.namespace == "prim":
             return func(*args, **kwargs)
         # One operation at a time from here on: modes that look at whole functions would see every look at a type.
@@ -92,6 +104,9 @@ class Recorder(TorchDispatchMode):
         if self._strict:
             strict.refuse_operation(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._private, (args, kwargs))
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _META:
+            # torch's rules for tensors of zeros compute shapes there, and take stand-ins to the place of the result.
+            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         if self._evaluation.is_real and func in _ASKING:
             return self._frozen_value(func, args, kwargs)
         info = self._current_info(func, args, kwargs)
@@ -104,13 +119,14 @@ class Recorder(TorchDispatchMode):
             self._forget(func)
             return self._frozen_value(func, args, kwargs)
         self._annotate_new_nodes(info)
+        self.writes.note(func, args, kwargs, info.source)
         if self._strict:
             strict.mark_host_tensor(self._context, func, result)
         return result
 
     def _checked(self, func: Any, info: OpInfo) -> Callable[..., Any]:
         """The operation, which fails here if it would fail when the program runs."""
-        static = STATIC_FORMS.get(func)
+        static = STATIC_FORMS.get(func) or getattr(func, "impl_aten", None)  # rules of torch.func call primitives
         if static is not None:
             return static
 

@@ -97,12 +97,13 @@ def check_layouts(results: Sequence[torch.Tensor]) -> None:
             )
 
 
-def check_gradient(name: str, gradient: torch.Tensor) -> None:
-    """Refuse gradients that are not dense tensors."""
+def check_gradient(name: str, gradient: torch.Tensor, where: SourceLocation | None) -> None:
+    """Refuse gradients that are not dense tensors; ``where`` is the line that uses the parameter."""
     if gradient.layout is not torch.strided:
+        line = "" if where is None else f", which is used at {where},"
         raise createPoptorchError(
-            f"The gradient of parameter {name} has the layout {gradient.layout}, which the device does not have. Make "
-            "the layer without sparse gradients: nn.Embedding(..., sparse=False)."
+            f"The gradient of parameter {name}{line} has the layout {gradient.layout}, which the device does not have. "
+            "Make the layer without sparse gradients: nn.Embedding(..., sparse=False)."
         )
 
 

@@ -50,14 +50,26 @@ class StateEntry:
         return self.names[0]
 
 
+def is_constant(buffer: torch.Tensor) -> bool:
+    """Whether a buffer is a constant of the program, as plain attributes are: devices hold dense tensors only.
+
+    >>> is_constant(torch.eye(2)), is_constant(torch.eye(2).to_sparse())
+    (False, True)
+    """
+    return buffer.layout is torch.sparse_coo
+
+
 def collect_state(model: nn.Module) -> list[StateEntry]:
-    """All parameters, then all buffers, in the order of ``named_parameters`` and ``named_buffers``."""
+    """All parameters, then all buffers, in the order of ``named_parameters`` and ``named_buffers``.
+
+    Sparse buffers are left out: they are constants.
+    """
     entries: dict[int, StateEntry] = {}
     for kind in StateKind:
         for prefix, module in model.named_modules(remove_duplicate=False):
             table = module._parameters if kind is StateKind.PARAMETER else module._buffers
             for attribute, tensor in table.items():
-                if tensor is None:
+                if tensor is None or (kind is StateKind.BUFFER and is_constant(tensor)):
                     continue
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 entry = entries.setdefault(id(tensor), StateEntry(kind, tensor, [], []))
@@ -65,6 +77,25 @@ def collect_state(model: nn.Module) -> list[StateEntry]:
                 if all(holder is not module or slot != attribute for holder, slot, _ in entry.slots):
                     entry.slots.append((module, attribute, name))
     return list(entries.values())
+
+
+def check_dense(entries: list[StateEntry]) -> None:
+    """Refuse parameters and buffers of a form that the device does not have."""
+    for entry in entries:
+        form = _form_of(entry.tensor)
+        if form:
+            kind = entry.kind.value.lower()
+            raise createPoptorchError(
+                f"The {kind} {entry.name} is a {form}, and the device has dense tensors only: use to_dense(). (A "
+                "buffer that torch.Tensor.to_sparse() made is a constant of the program.)"
+            )
+
+
+def _form_of(tensor: torch.Tensor) -> str:
+    """What is special about a tensor; nothing, if it is dense."""
+    if tensor.layout is not torch.strided:
+        return f"tensor with the layout {tensor.layout}"
+    return "nested tensor" if tensor.is_nested else "quantised tensor" if tensor.is_quantized else ""
 
 
 def check_not_empty(entries: list[StateEntry]) -> None:

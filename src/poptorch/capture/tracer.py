@@ -32,7 +32,7 @@ from poptorch.capture.kept import has_hooks, warn_of_kept
 from poptorch.capture.locations import user_location
 from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
-from poptorch.capture.norms import cumulative_norms
+from poptorch.capture.norms import adopt_statistics, capturable_norms, replicas_of
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder, located
@@ -53,7 +53,7 @@ from poptorch.capture.structure import Structure, flatten
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.recorded import is_recorded, node_of, tracer
 from poptorch.ops.third_party import ThirdPartyOps
-from poptorch.program.opinfo import info_of
+from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
 
 
@@ -78,6 +78,9 @@ class Recording:
     loss_scaled: bool = False
     fake_mode: FakeTensorMode | None = field(default=None, repr=False)
     """That of all values in the graph; ``None`` if real tensors were recorded."""
+
+    written: Mapping[str, SourceLocation | None] = field(default_factory=dict)
+    """The state that ``forward`` itself writes, running statistics excepted, with the line that does."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,7 @@ class _Attempt:
         self._plain_names: list[str] = []
         self._rebound: list[Rebinding] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._written: Mapping[str, SourceLocation | None] = {}
         self._structure: Structure | None = None
         self._tracked: Any = None
         self._num_results = 0
@@ -205,6 +209,7 @@ class _Attempt:
             self._context,
             request.loss_scaled,
             self._fake_mode,
+            self._written,
         )
 
     def _stand_ins(self, make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
@@ -276,8 +281,9 @@ class _Attempt:
         with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with contents_kept(request.layout.constants()):
-                with module_scopes(request), cumulative_norms(request.model):
+                with module_scopes(request), capturable_norms(request.model, replicas_of(request.options)):
                     output = request.model(*args, **kwargs)
+                adopt_statistics(self._state, state)
                 results, self._structure = flatten(output)
             check_layouts(results)
             results = [recorder.recorded(r) for r in results]
@@ -286,6 +292,7 @@ class _Attempt:
             gradients = self._backward(recorder, state, results, scale) if request.training else []
             self._context.losses.clear()  # they and their history are of no use any more
             self._copies = recorder.copies
+            self._written = recorder.writes.by_user(self._state, state)
             self._tracked = tracer().tensor_tracker
             # Without a backward pass of ours, code may end outside of all blocks, where nothing can be recorded.
             plain = _plain if request.training else _plain_constant
@@ -317,7 +324,7 @@ class _Attempt:
         gradients: list[torch.Tensor] = []
         for index, tensor in enumerate(state):
             if self._trained_states[index] and tensor.grad is not None:
-                check_gradient(self._state[index].name, tensor.grad)
+                check_gradient(self._state[index].name, tensor.grad, _source_of(tensor.grad))
                 self._gradients.append(index)
                 gradients.append(tensor.grad)
         return gradients
@@ -394,10 +401,15 @@ def _compiled_functions_inlined() -> Iterator[None]:
         yield
 
 
+def _source_of(tensor: torch.Tensor) -> SourceLocation | None:
+    """The user's line that a recorded value comes from."""
+    node = node_of(tensor)
+    return None if node is None else info_of(node).source
+
+
 def _say_where(loss: FinalLoss) -> None:
     """One line for the user: which value is minimised, and which line computes it."""
-    node = node_of(loss.value)
-    source = None if node is None else info_of(node).source
+    source = _source_of(loss.value)
     where = "" if source is None else f", computed at {source}"
     logger.info("Back-propagation starts at %s%s", loss.origin, where)
 

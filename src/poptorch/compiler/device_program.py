@@ -45,6 +45,9 @@ class Interface:
     optimizer: Any = None
     """Description of the optimizer, restricted to the parameters that a gradient reaches."""
 
+    written_state: frozenset[str] = frozenset()
+    """Names of the buffers and parameters that ``forward`` itself writes: not the running statistics of its layers."""
+
     def check_same(self, given: Sequence[torch.Tensor]) -> None:
         """Refuse arguments that share memory in another way than those of the compilation, if one is written to."""
         same = positions_of_same(given)

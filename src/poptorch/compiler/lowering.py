@@ -15,7 +15,7 @@ from poptorch._logging import backend, ir_is_dumped, logger
 from poptorch.capture.arguments import ArgumentLayout, announce_partial_support, positions_of_same
 from poptorch.capture.functional import to_program
 from poptorch.capture.refusals import lines_named
-from poptorch.capture.state import check_not_empty, collect_state
+from poptorch.capture.state import check_dense, check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.device_program import DeviceProgram, Interface
@@ -95,7 +95,7 @@ def lower_for_device(
     context = Context(settings.passes)
     observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
-    check_buffers(program, request.options, loop)
+    check_buffers(program, recording.written, request.options, loop)
     division = division_of(request.options, settings, program, loop, only_placed=request.only_placed)
     _announce(program, settings)
     before, plan = _divide(program, context, settings, division, observers)
@@ -128,6 +128,7 @@ def lower_for_device(
             written_inputs=tuple(port.index for port in written_inputs(program)),
             same_inputs=positions_of_same(layout.tensors_of(request.call)),
             optimizer=used,
+            written_state=frozenset(recording.written),
         ),
         portion=portion,
     )
@@ -141,7 +142,9 @@ def _capture(
 ) -> tuple[Recording, Program]:
     given = layout.tensors_of(request.call)
     inputs = micro_batch_inputs(layout, given, loop, request.normalise, request.front_end.takes_empty)
-    check_not_empty(collect_state(request.model))
+    state = collect_state(request.model)
+    check_dense(state)
+    check_not_empty(state)
     with tracing(), lines_named(request.model, request.options):
         progress("capture")
         recording, program = _functional(request, layout, inputs, progress)

@@ -30,6 +30,7 @@ from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, S
 from poptorch.program.anchors import Anchor
 from poptorch.program.loop import Loop
 from poptorch.program.numerics import Numerics
+from poptorch.program.opinfo import SourceLocation
 from poptorch.program.program import Program, Role
 from poptorch.program.replica_groups import ReplicaGrouping
 
@@ -223,7 +224,7 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
             for category, name in LOCATION_OPTIONS.items()
         },
         given_locations=tuple(name for name in LOCATION_OPTIONS.values() if locations.exists(name)),
-        private_buffers=not options.broadcast_buffers and loop.replicas > 1,
+        private_buffers=loop.replicas > 1 and (not options.broadcast_buffers or _writes_buffers(program)),
         synthetic_data=int(backend_options.get("syntheticDataMode", 0)),
         anchors=anchors,
         passes=PassSettings(
@@ -263,14 +264,27 @@ def _anchors(request: CompileRequest, program: Program) -> tuple[Anchor, ...]:
     return tuple(result)
 
 
-def check_buffers(program: Program, options: Any, loop: Loop) -> None:
-    """Refuse written buffers that all replicas are to share."""
-    written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER)]
-    if written and loop.replicas > 1 and options.broadcast_buffers:
+def _writes_buffers(program: Program) -> bool:
+    return any(port.role is Role.BUFFER for port in program.mutated())
+
+
+def check_buffers(
+    program: Program, by_user: Mapping[str, SourceLocation | None], options: Any, loop: Loop
+) -> None:
+    """Refuse buffers that ``forward`` itself writes and that all replicas are to share.
+
+    ``by_user`` are those, with the line. Running statistics of normalisations are no such buffers: each replica has its
+    own.
+    """
+    if loop.replicas == 1 or not options.broadcast_buffers:
+        return
+    written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER) and p.name in by_user]
+    if written:
+        lines = (name if by_user[name] is None else f"{name} (at {by_user[name]})" for name in written)
         raise createPoptorchError(
             "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
             "sync between replicas, you can disable buffer broadcasting using "
-            f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(written)}."
+            f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(lines)}."
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from poptorch.capture.state import is_constant
 from poptorch.capture.tables import note_shallow_copy
 from poptorch.errors import createPoptorchError
 from poptorch.executor.changes import changes
@@ -110,7 +111,7 @@ def _watch_tensors(model: nn.Module, reference: weakref.ref[Watcher]) -> None:
         if type(parameter) is nn.Parameter or _is_forgotten(parameter):
             parameter.__class__ = parameter_class
     for buffer in _unique(model.named_buffers()):
-        if type(buffer) is torch.Tensor or _is_forgotten(buffer):
+        if (type(buffer) is torch.Tensor or _is_forgotten(buffer)) and not is_constant(buffer):
             buffer.__class__ = buffer_class
     _watched_models[model] = reference
 
@@ -345,7 +346,7 @@ def _plain_state(state: Any) -> Any:
     result: OrderedDict[str, Any] = OrderedDict()
     metadata = getattr(state, "_metadata", None)
     for key, value in state.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not is_constant(value):
             if hasattr(type(value), _MARK):
                 value = _plain(value, copy=False)
             place = (value.data_ptr(), value.shape, value.stride(), value.dtype, type(value))

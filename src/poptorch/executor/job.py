@@ -115,7 +115,8 @@ class Job:
 
     def _share_weights(self, session: Session) -> None:
         options, engine = session.wrapped.options, session.engine
-        written = [p.name for p in session.program.mutated() if p.role is Role.BUFFER]
+        own = session.executable.device.interface.written_state
+        written = [p.name for p in session.program.mutated() if p.role is Role.BUFFER and p.name in own]
         tensors = dict(engine.parameters())
         if options.broadcast_buffers:
             tensors = engine.download()

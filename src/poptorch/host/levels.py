@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -41,14 +42,17 @@ def chosen_level() -> Level:
 def level_for(program: Program) -> Level:
     """The level of one program: what the user asked for, where native code can keep the program's arithmetic.
 
-    float16 kernels compute in float32 and round (see :mod:`poptorch.host.interpret.half`), checks of single
-    operations need single operations, and oneDNN's recurrent layers keep a workspace for their backward pass that
-    Inductor does not know of, so training them is the interpreter's, as are the others.
+    float16 kernels compute in float32 and round (see :mod:`poptorch.host.interpret.half`), checks of single operations
+    need single operations, functions in C++ hand dense tensors to each other only, and oneDNN's recurrent layers keep a
+    workspace for their backward pass that Inductor does not know of, so training them is the interpreter's, as are the
+    others.
     """
     level = chosen_level()
-    if level is Level.INTERPRET or (program.numerics.plain and not _has_half(program) and not _recurs(program)):
+    keeps = program.numerics.plain and not _recurs(program) and all(map(_is_native, _values(program)))
+    if level is Level.INTERPRET or keeps:
         return level
-    log_once(20, "stays interpreted", "Programs with float16, checked operations or recurrent layers are interpreted.")
+    message = "Programs with float16, sparse tensors, checked operations or recurrent layers are interpreted."
+    log_once(20, "stays interpreted", message)
     return Level.INTERPRET
 
 
@@ -56,9 +60,14 @@ def _recurs(program: Program) -> bool:
     return program.training and any(traits_of(node).kind is Kind.RECURRENT for node in program.operations())
 
 
-def _has_half(program: Program) -> bool:
+def _values(program: Program) -> Iterator[torch.Tensor]:
     values = (node.meta.get("val") for node in program.graph.nodes)
-    return any(isinstance(v, torch.Tensor) and v.dtype in (torch.float16, torch.bfloat16) for v in values)
+    yield from (value for value in values if isinstance(value, torch.Tensor))
+    yield from program.constants.values()  # the graph knows sparse ones by their shape only
+
+
+def _is_native(value: torch.Tensor) -> bool:
+    return value.dtype not in (torch.float16, torch.bfloat16) and value.layout is torch.strided
 
 
 def calls_at_first_level(level: Level, program: Program, micro_batches: int) -> int | None:

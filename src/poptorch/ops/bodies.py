@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops.effects import calls_host, is_ordered
+from poptorch.ops.function_modes import hand_on, runs_functions
 from poptorch.ops.memory_order import for_any_order, order_in_memory
 from poptorch.ops.printing import PRINT
 from poptorch.ops.subgraph import graph_to_text
@@ -200,6 +201,8 @@ class _StandIns(TorchFunctionMode):
         return value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if runs_functions(func):
+            return hand_on(self, func, args, kwargs or {})
         if _recording.innermost is not self:
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))

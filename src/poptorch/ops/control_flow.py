@@ -159,7 +159,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -
     context = ambient.current()
     if context is None:
         return _loop_in_python(count, body, inputs)
-    _refuse_if_strict(context, "for_loop")
+    refuse_if_strict(context, "for_loop")
     with_gradient = torch.is_grad_enabled()
     recorded = record(
         body, inputs, "for_loop", [may_need_gradient(tensor) for tensor in inputs] if with_gradient else None
@@ -171,7 +171,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -
     operator = RANDOM_FOR_LOOP if is_random(recorded.forward) else FOR_LOOP
     results = operator(
         list(inputs),
-        _ready(recorded),
+        ready(recorded),
         count,
         recorded.forward,
         recorded.backward,
@@ -374,14 +374,14 @@ def cond(
     if context is None:
         body, inputs = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
         return as_tensors(body(*[tensor.clone() for tensor in inputs]), "cond")
-    _refuse_if_strict(context, "cond")
+    refuse_if_strict(context, "cond")
     then, other = _recorded_branch(then_body, then_inps), _recorded_branch(else_body, else_inps)
     _check_branches(then.results, other.results)
     operator = RANDOM_COND if is_random(then.forward) or is_random(other.forward) else COND
     results = operator(
         condition.reshape(()),
-        [*then_inps, *_ready(then)],
-        [*else_inps, *_ready(other)],
+        [*then_inps, *ready(then)],
+        [*else_inps, *ready(other)],
         then.forward,
         other.forward,
         then.backward,
@@ -409,7 +409,7 @@ def _check_branches(then: Sequence[Kind], other: Sequence[Kind]) -> None:
 # ---- both --------------------------------------------------------------------------------------------------
 
 
-def _ready(recorded: RecordedBody) -> list[torch.Tensor]:
+def ready(recorded: RecordedBody) -> list[torch.Tensor]:
     """The captured tensors as operands; constants enter the outer capture as torch.tensor(...) does."""
     constants = recorded.constants
     outer = recorded.captured[: len(recorded.captured) - constants]
@@ -426,7 +426,7 @@ def _require_list(inputs: object, function: str, name: str) -> None:
             raise ValueError(f"{hint} (Object contained in list at index {index} is not torch.tensor)")
 
 
-def _refuse_if_strict(context: ambient.CaptureContext, function: str) -> None:
+def refuse_if_strict(context: ambient.CaptureContext, function: str) -> None:
     """The original compiles loops and branches for inference only; strict compatibility keeps that."""
     if context.training and getattr(context.options, "strict_compatibility", False):
         raise createPoptorchError(f"poptorch.{function}() is only supported in inference models.")

@@ -126,7 +126,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("creation", "moves", "fill fill_ zero_ _foreach_zero_ arange eye scalar_tensor"),
     ("optimizer", "", "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"),
     ("host", "", "host_call print_tensor _local_scalar_dense _assert_async promote_types result_type can_cast"),
-    ("control", "", "for_loop random_for_loop for_loop_backward cond random_cond cond_backward"),
+    ("control", "", """for_loop random_for_loop for_loop_backward cond random_cond cond_backward
+        while_loop random_while_loop"""),
     ("hint", "", "nop available_memory recomputation_checkpoint overlap_input overlap_output"),
     ("collective", "", """
         replicated_all_reduce replicated_all_gather replicated_own_part replicated_reduce_scatter"""),

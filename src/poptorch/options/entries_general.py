@@ -110,8 +110,8 @@ _EXECUTION_SHAPE = (
         Parameter("broadcast_buffers", bool, True),
         keys=(Key("broadcast_buffers", True),),
         doc="""Whether buffers are meant to be broadcast from one replica, which is not supported: a
-        replicated model that writes to a buffer then does not compile. ``False`` lets each replica keep its
-        own.""",
+        replicated model whose ``forward`` writes to a buffer then does not compile. ``False`` lets each replica
+        keep its own, as it does with the running statistics of normalisations in any case.""",
         effect="host",
         effect_note="checked when a replicated model is compiled.",
         example="False",

@@ -58,6 +58,13 @@ def rules(cost_of: CostOf) -> Table:
         inside = repeated(body(call, call["body"], (*state, *captured)), count)
         return replace(inside, steps=(*inside.steps, *_copies(call, call.results[len(state) :], count)))
 
+    def while_loop(call: Call) -> OpCost:
+        """One iteration, and the decision before it: how many there are is known on the device only."""
+        state = call["state"]
+        asked = body(call, call["condition"], (*state, *call["asked"]))
+        done = body(call, call["body"], (*state, *call["captured"]))
+        return joined([asked, slower(call, done, OpCost())])
+
     def loop_backward(call: Call) -> OpCost:
         stashes, captured, size = call["stashes"], call["captured"], int(call["size"])
         count = int(call["count"])
@@ -82,6 +89,8 @@ def rules(cost_of: CostOf) -> Table:
         "for_loop": loop,
         "random_for_loop": loop,
         "for_loop_backward": loop_backward,
+        "while_loop": while_loop,
+        "random_while_loop": while_loop,
         "cond": branch,
         "random_cond": branch,
         "cond_backward": branch_backward,
