@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from poptorch import environment, launchers
 from poptorch.errors import Error, RecoverableError, createPoptorchError, recoverable_error
+from poptorch_files import parse_json
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
@@ -116,7 +117,7 @@ class Peers:
         return self._check_sizes(keys, own)
 
     def _check_sizes(self, keys: list[str], own: Peer) -> Sequence[Peer]:
-        found = [Peer(**json.loads(self._store.get(key))) for key in keys]
+        found = [_described(key, self._store.get(key)) for key in keys]
         for peer in found:
             if peer.num_processes != own.num_processes:
                 raise createPoptorchError(
@@ -204,3 +205,17 @@ class Peers:
             f"job again from the latest checkpoint. ({environment.DISTRIBUTED_TIMEOUT.name} is {self._seconds:g} s.)",
             "PARTITION_RESET",
         )
+
+
+def _described(key: str, content: bytes) -> Peer:
+    """What a process says about itself; the error for anything else names that process, not another one."""
+    try:
+        peer = Peer(**parse_json(content))
+        if not all(type(number) is int for number in (peer.process_id, peer.num_processes, peer.pid)):
+            raise TypeError("a number is missing")
+    except (ValueError, TypeError) as error:
+        raise createPoptorchError(
+            f"Process {key.rpartition('/')[2]} says about itself what makes no sense ({str(error)[:200]}). Do all "
+            "processes run the same release, and does another program use the port?"
+        ) from None
+    return peer

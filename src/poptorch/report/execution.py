@@ -70,6 +70,10 @@ class Block:
     end: float
 
 
+MOST_STEPS = 10_000_000
+"""Of a run, as objects: one takes about 200 bytes."""
+
+
 class Run:
     """One call of the model."""
 
@@ -93,6 +97,8 @@ class Run:
         for program in compilation.programs:
             if not compilation.children_of(program.index) and program.type not in _HOLDERS:
                 times = _inner_repeats(program)
+                if len(found) + times > MOST_STEPS:
+                    raise createPoptorchError(f"A run of this report has more than {MOST_STEPS} steps.")
                 for _ in range(times):
                     found.append(Step(program, now, now + program.cycles, compilation.target.ipusPerReplica))
                     now += program.cycles

@@ -66,7 +66,7 @@ def _write(file: Path, title: str, reports: Sequence[PackedReport], comparison: 
             f"python -m poptorch report {file.parent}",
         )
         return None
-    replace(file, text.encode())
+    replace(file, text.encode(errors="replace"))
     return file
 
 
