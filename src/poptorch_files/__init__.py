@@ -1,7 +1,7 @@
 """Files that others may have written, and files that others read while they are written.
 
-Both packages use this one. It needs nothing but the standard library, so commands that have no other need of torch do not
-import it. Whatever is wrong with a file is an ``OSError`` with a text (``strerror``) that can be shown to users.
+Both packages use this one. It needs nothing but the standard library, so commands that have no other need of torch do
+not import it. Whatever is wrong with a file is an ``OSError`` with a text (``strerror``) that can be shown to users.
 """
 
 from poptorch_files.reading import FileError, parse_json, read_bytes, read_text

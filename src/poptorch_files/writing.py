@@ -134,7 +134,7 @@ def remove_unfinished(folder: Path) -> int:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether nobody writes the file any more: the process that its name names is gone, or nobody can tell for a day."""
+    """Whether nobody writes the file any more: its process is gone, or, where nobody can tell, it is a day old."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         return False

@@ -17,7 +17,11 @@ _BOOLEANS = {
 }  # fmt: skip
 
 
-_LONGEST_MESSAGE = 300
+_LONGEST_MESSAGE, _LONGEST_VALUE = 300, 60
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def boolean(text: str) -> bool:
@@ -193,9 +197,8 @@ class Option:
         try:
             return self.parse(text)
         except ValueError as error:
-            what = str(error)
-            shown = what if len(what) <= _LONGEST_MESSAGE else f"{what[:_LONGEST_MESSAGE]}..."
-            raise UsageError(f"--{self.name} {shown}.") from None
+            what = str(error).replace(repr(text), repr(_shortened(text)))
+            raise UsageError(f"--{self.name} {what[:_LONGEST_MESSAGE]}.") from None
 
     def texts(self, value: Any) -> Iterator[str]:
         """How a configuration file writes the value: one text for each line; none for "not given"."""

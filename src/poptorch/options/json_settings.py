@@ -37,7 +37,8 @@ class VariableError(Error, json.JSONDecodeError):
     """An environment variable with text that is no JSON: our error, and that of the JSON reader for its phrases."""
 
     def __init__(self, message: str, problem: json.JSONDecodeError) -> None:
-        Error.__init__(self, message)
+        Exception.__init__(self, f"'poptorch_py_error': {message}")
+        self.type, self.location = "poptorch_py_error", ""
         self.message = self.msg = message
         self.doc, self.pos, self.lineno, self.colno = problem.doc, problem.pos, problem.lineno, problem.colno
 

@@ -17,7 +17,7 @@ import numpy as np
 from poptorch.report.programs import ProgramType
 from poptorch.report.tables import Column, Table, rows
 
-MOST_BYTES = 4 << 30
+MOST_BYTES = 2 << 30
 """Of all members of the archive, unpacked."""
 
 MOST_DOCUMENT_BYTES = 256 << 20
@@ -195,9 +195,7 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 _OPTIONAL: Mapping[str, Mapping[str, str]] = {
     "operations": _columns(U="source", f="flops cycles compute exchange sync"),
-    "variables": _columns(
-        U="name category layer", i="ipu first_tile tiles first_step last_step", f="bytes tile_bytes"
-    ),
+    "variables": _columns(U="name category layer", i="ipu first_tile tiles first_step last_step", f="bytes tile_bytes"),
     "jobs": _columns(U="stage", i="ipu micro tick", f="start cycles"),
     "spans": _columns(U="kind label", i="run part micro replica worker", f="start end"),
 }
@@ -205,7 +203,6 @@ _REFERENCES = {
     ("programs", "operation"): "operations", ("vertices", "program"): "programs",
     ("operations", "first_program"): "programs", ("operations", "last_program"): "programs",
     ("operations", "liveness_step"): "liveness", ("liveness", "operation"): "operations",
-    ("variables", "first_step"): "liveness", ("variables", "last_step"): "liveness",
 }  # fmt: skip
 """Columns with numbers of rows; -1 stands for none, except for vertices and the programs of operations."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from poptorch.errors import createPoptorchError
 from poptorch.report.files import rows
 from poptorch.report.objects import Compilation
 from poptorch.report.programs import Program, ProgramType

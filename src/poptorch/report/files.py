@@ -78,7 +78,7 @@ def load(path: Path) -> Profile:
             return _read(archive, file)
     except Error:
         raise
-    except Exception as error:  # what readers of zip files, numpy and JSON raise for damaged files is not documented
+    except Exception as error:  # noqa: BLE001 - what readers of zip files, numpy and JSON raise for damaged files is not documented
         detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise createPoptorchError(
             f"{file} is no profile of poptorch ({detail[:300]}). Profiles of Poplar have the same name and another "
