@@ -12,6 +12,7 @@ Where a partition has several parts and nothing says which, process *i* of a job
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ FOR_ALL_USERS = Path("/etc/ipuof.conf.d")
 """Where connection files of the whole machine are."""
 
 
+_LONGEST_NAME = 100
+
+
 @dataclass(frozen=True)
 class Part:
     """What a process may use."""
@@ -38,8 +42,9 @@ class Part:
 
     @property
     def name(self) -> str:
-        """A name that only processes with the same part have."""
-        return self.partition if self.is_whole else f"{self.partition}.{self.gcd}"
+        """A name that only processes with the same part have. It becomes a part of the name of a file."""
+        name = re.sub(r"[^\w.-]", "_", self.partition)[:_LONGEST_NAME]
+        return name if self.is_whole else f"{name}.{self.gcd}"
 
 
 def visible() -> Part | None:
@@ -155,8 +160,9 @@ def _checked(content: Any) -> dict[str, Any]:
     """One part of a partition, with numbers where numbers are expected."""
     found = {"devices": list(content["devices"]), "attributes": dict(content.get("attributes") or {})}
     parts = int(found["attributes"].get("Number of GCDs") or 1)
-    if not 0 <= _gcd(found) < parts or not found["devices"]:
-        raise ValueError(f"it is part {_gcd(found)} of {parts}, with {len(found['devices'])} IPUs")
+    ipus = len(found["devices"])
+    if not 0 <= _gcd(found) < parts or ipus < 1 or ipus & (ipus - 1):
+        raise ValueError(f"it is part {_gcd(found)} of {parts}, with {ipus} IPUs")
     return found
 
 
