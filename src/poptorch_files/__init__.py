@@ -5,12 +5,13 @@ not import it. Whatever is wrong with a file is an ``OSError`` with a text (``st
 """
 
 from poptorch_files.reading import FileError, parse_json, read_bytes, read_text
-from poptorch_files.writing import atomic, create, quietly_replaced, remove_unfinished, replace
+from poptorch_files.writing import atomic, create, extend, quietly_replaced, remove_unfinished, replace
 
 __all__ = [
     "FileError",
     "atomic",
     "create",
+    "extend",
     "parse_json",
     "quietly_replaced",
     "read_bytes",

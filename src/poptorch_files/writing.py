@@ -18,8 +18,11 @@ import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
+
+from poptorch_files.reading import FileError
 
 UNFINISHED = ".poptorch-saving"
 """How the names of files end that are being written."""
@@ -93,10 +96,42 @@ def quietly_replaced(path: str | os.PathLike[str], content: bytes) -> bool:
 def create(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> os.stat_result:
     """Write a file that must be new, whatever the name stands for: ``FileExistsError`` for links, too."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        return os.fstat(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            _write_all(file, content)
+            return os.fstat(descriptor)
+    except OSError:  # no half of a file on a disk that is full
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def extend(path: str | os.PathLike[str], made: os.stat_result, overwritten: int, content: bytes) -> None:
+    """Put content in place of the last bytes of a file that :func:`create` made, with the status that it returned.
+
+    If another file has taken its place, or the disk is full, the file stays as it is.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        now = os.fstat(descriptor)
+        if not os.path.samestat(made, now):
+            raise FileError("it is another file than the one that this process made", path)
+        file.seek(now.st_size - overwritten)
+        kept = file.read(overwritten)
+        file.seek(now.st_size - overwritten)
+        try:
+            _write_all(file, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.pwrite(descriptor, kept, now.st_size - overwritten)
+                os.ftruncate(descriptor, now.st_size)
+            raise
+
+
+def _write_all(file: FileIO, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _mode(path: Path, usual: int) -> int | None:

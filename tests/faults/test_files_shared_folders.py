@@ -6,6 +6,8 @@ import datetime
 import fcntl
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -146,6 +148,24 @@ def test_a_trace_that_was_exchanged_is_left_alone(tmp_path, victim, caplog):
         trace.flush()
         assert victim.read_text() == "private"
     assert "cannot be written" in caplog.text
+
+
+def test_a_trace_on_a_full_disk_stays_complete(tmp_path):
+    trace = TraceFile(tmp_path)
+    trace.add(entry("first"))
+    trace.flush()
+    before = trace.path.read_text()
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        for number in range(10):
+            trace.add(entry(f"more {number}"))
+        trace.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert trace.path.read_text() == before
+    assert [event["name"] for event in json.loads(before)][-1] == "mine.first"
 
 
 def test_long_messages_follow_no_prepared_link(tmp_path, victim, monkeypatch):

@@ -50,6 +50,9 @@ class Parser:
     names: str = ""
     """What the texts of its errors contain."""
 
+    tries: int = 3000
+    """Of ``make exhaustive``; fewer for those that take long."""
+
 
 @contextlib.contextmanager
 def variables(**values: str) -> Iterator[None]:
@@ -302,14 +305,16 @@ TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipSto
 
 PARSERS = (
     Parser("executable", read_executable, (), names="fuzzed"),
-    Parser("sections", read_section, (b"\0{}", b"\1{}", b"\2" + bytes(8), b'\4{"state": [1]}'), names="fuzzed"),
-    Parser("report", read_report, (), names="fuzzed"),
+    Parser("sections", read_section, (b"\0{}", b"\1{}", b"\2" + bytes(8), b'\4{"state": [1]}'), names="fuzzed",
+           tries=600),
+    Parser("report", read_report, (), names="fuzzed", tries=1500),
     Parser(
         "report parts",
         read_profile_parts,
         (b"target.numTiles = 3\nprograms/parent = 7", b"memory.ipus = []\ntiles/weights = 1e300",
          b"estimate.cycles = null\nvertices/program = -1", b'execution.runs = [{"name": "x"}]\nprograms/repeat = 99999'),
         names="fuzzed",
+        tries=1000,
     ),
     Parser(
         "options file",

@@ -25,6 +25,8 @@ SECONDS = 20.0
 MEMORY = 3 << 30
 """How much more memory than before a process may ask for."""
 
+SETTINGS = {"suppress_health_check": list(hypothesis.HealthCheck), "database": None}
+
 PIECES = [
     b"[" * 2000, b"{", b"}", b"]", b'"', b"'", b"(", b")", b",", b";", b":", b"=", b"\n", b"\0", b"\xff", b"\x1b[2J",
     b"-1", b"0", b"1e999", b"NaN", b"null", b"true", b"9" * 30, b"9" * 5000, b"18446744073709551615", b"4294967296",
@@ -117,7 +119,7 @@ def test_every_part_of_the_corpus_belongs_to_a_parser() -> None:
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("tries", [40, pytest.param(3000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_changed_input(parser: Parser, seeds: list[bytes], folder: Path, tries: int) -> None:
-    @hypothesis.settings(max_examples=tries, suppress_health_check=list(hypothesis.HealthCheck), database=None)
+    @hypothesis.settings(max_examples=min(tries, parser.tries), **SETTINGS)
     @hypothesis.given(st.sampled_from(range(len(seeds))), st.integers(0, 2**32), st.integers(1, 12))
     def run(place: int, seed: int, count: int) -> None:
         feed(parser, mutated(seeds[place], seed, count), folder)
@@ -128,7 +130,7 @@ def test_changed_input(parser: Parser, seeds: list[bytes], folder: Path, tries: 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("tries", [20, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_any_input(parser: Parser, folder: Path, tries: int) -> None:
-    @hypothesis.settings(max_examples=tries, suppress_health_check=list(hypothesis.HealthCheck), database=None)
+    @hypothesis.settings(max_examples=min(tries, parser.tries), **SETTINGS)
     @hypothesis.given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=20)), max_size=8).map(b"".join))
     def run(data: bytes) -> None:
         feed(parser, data, folder)

@@ -18,6 +18,7 @@ MOST_HOSTS = 10_000
 
 _LONGEST_FILE = 4 << 20
 _LONGEST_NUMBER = 9
+_LONGEST_NAME = 255
 _PART = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -50,6 +51,8 @@ def _expand_one(entry: str, most: int) -> list[str]:
     choices = [_numbers(piece, entry) if place % 2 else [piece] for place, piece in enumerate(pieces)]
     if math.prod(map(len, choices)) > most:
         raise _too_many(entry)
+    if sum(max(map(len, choice), default=0) for choice in choices) > _LONGEST_NAME:
+        raise UsageError(f"--host: {_shortened(entry)} is longer than any name of a host, {_LONGEST_NAME} letters.")
     return ["".join(parts) for parts in itertools.product(*choices)]
 
 
@@ -93,7 +96,7 @@ def _from_file(file: Path) -> tuple[str, ...]:
     if len(hosts) > MOST_HOSTS:
         raise PoprunError(f"--hostfile: {file} names {len(hosts)} hosts, and a job has at most {MOST_HOSTS}.")
     for number, words in enumerate(names, 1):
-        if words and not words[0].isprintable():
+        if words and (len(words[0]) > _LONGEST_NAME or not words[0].isprintable()):
             raise PoprunError(f"--hostfile: line {number} of {file} is no name of a host: {words[0][:40]!r}.")
     return hosts
 

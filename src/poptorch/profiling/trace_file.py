@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from poptorch._logging import logger
 from poptorch.profiling.trace import SpanKind, TraceSpan
-from poptorch_files import FileError, create
+from poptorch_files import create, extend
 
 _FLUSH_AT = 20_000
 """How many events wait in memory, at most."""
@@ -121,13 +121,8 @@ class TraceFile:
             now = datetime.datetime.now().astimezone()
             self._path, self._status = self._created(f"{now:%Y%m%d_%H%M%S}_{os.getpid()}", "[\n" + text)
             return
-        # The folder may be one that others can write to: no link is followed, and it must be our file still.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "r+b") as file:
-            if self._status is None or not os.path.samestat(self._status, os.fstat(descriptor)):
-                raise FileError("it is another file than the one that this process made", self._path)
-            file.seek(-len(_END), os.SEEK_END)
-            file.write((",\n" + text).encode())
+        if self._status is not None:
+            extend(self._path, self._status, len(_END), (",\n" + text).encode())
 
     def _created(self, name: str, text: str) -> tuple[Path, os.stat_result]:
         """A new file. If there is one of that name, or a link that somebody prepared, it gets a number."""
