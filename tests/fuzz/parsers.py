@@ -1,8 +1,8 @@
 """Every parser of the package: how to feed it, what it may raise, and sound input to begin with.
 
 A parser takes bytes that may be anything. It either understands them, or raises an error of ours, or one that the API
-promises, whose text names the file or variable. It never raises anything else, never takes much memory for a small input,
-and never takes long.
+promises, whose text names the file or variable. It never raises anything else, never takes much memory for a small
+input, and never takes long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from poptorch.executable.file import File
 from poptorch.options import engine
 from poptorch.options.connection_files import connection_files
 from poptorch.profiling.requests import trace_request
-from poptorch.report import files
 from poptorch.report.page.content import calls_of, model_of
 from poptorch.runtime.fault_text import parse_faults
 
@@ -305,14 +304,19 @@ TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipSto
 
 PARSERS = (
     Parser("executable", read_executable, (), names="fuzzed"),
-    Parser("sections", read_section, (b"\0{}", b"\1{}", b"\2" + bytes(8), b'\4{"state": [1]}'), names="fuzzed",
-           tries=600),
+    Parser(
+        "sections", read_section, (b"\0{}", b"\1{}", b"\2" + bytes(8), b'\4{"state": [1]}'), names="fuzzed", tries=600
+    ),
     Parser("report", read_report, (), names="fuzzed", tries=1500),
     Parser(
         "report parts",
         read_profile_parts,
-        (b"target.numTiles = 3\nprograms/parent = 7", b"memory.ipus = []\ntiles/weights = 1e300",
-         b"estimate.cycles = null\nvertices/program = -1", b'execution.runs = [{"name": "x"}]\nprograms/repeat = 99999'),
+        (
+            b"target.numTiles = 3\nprograms/parent = 7",
+            b"memory.ipus = []\ntiles/weights = 1e300",
+            b"estimate.cycles = null\nvertices/program = -1",
+            b'execution.runs = [{"name": "x"}]\nprograms/repeat = 99999',
+        ),
         names="fuzzed",
         tries=1000,
     ),
@@ -321,38 +325,67 @@ PARSERS = (
         read_options_file,
         (SOUND_OPTIONS, *SOUND_OPTIONS.splitlines()),
         # What setters raise for wrong values is a part of the API, with a note that names file and line.
-        (poptorch.Error, AttributeError, AssertionError, ValueError, TypeError, NameError, KeyError,
-         ArithmeticError),
+        (poptorch.Error, AttributeError, AssertionError, ValueError, TypeError, NameError, KeyError, ArithmeticError),
         names="fuzzed",
     ),
     Parser(
         "options JSON",
         read_options_json,
-        (b'{"deviceIterations": 4, "outputMode": ["OutputMode.EveryN", 2], "_Popart.set": ["autoRecomputation", 3]}',
-         b'{"Training.gradientAccumulation": 8, "setAvailableMemoryProportion": {"IPU0": 0.5}}'),
+        (
+            b'{"deviceIterations": 4, "outputMode": ["OutputMode.EveryN", 2], "_Popart.set": ["autoRecomputation", 3]}',
+            b'{"Training.gradientAccumulation": 8, "setAvailableMemoryProportion": {"IPU0": 0.5}}',
+        ),
         (AttributeError, AssertionError, ValueError, TypeError, KeyError, poptorch.Error),
     ),
-    Parser("import config", read_import_config, (b"num-replicas = 4\nhost = a,b[0-3]\nvv = yes\nmpi-local-args = -x A",),
-           (PoprunError,), names="--"),
-    Parser("command line", read_command_line, (b"--num-replicas=4\n--host=a,b[0-3]\n-v\n--only-output-from-instance\n0",),
-           (PoprunError,)),
+    Parser(
+        "import config",
+        read_import_config,
+        (b"num-replicas = 4\nhost = a,b[0-3]\nvv = yes\nmpi-local-args = -x A",),
+        (PoprunError,),
+        names="--",
+    ),
+    Parser(
+        "command line",
+        read_command_line,
+        (b"--num-replicas=4\n--host=a,b[0-3]\n-v\n--only-output-from-instance\n0",),
+        (PoprunError,),
+    ),
     Parser("hostfile", read_hostfile, (b"a slots=4\n# comment\nb[1-3]\n10.0.0.1\n",), (PoprunError,), names="fuzzed"),
     Parser("host list", read_host_list, (b"a,node[08-10,12],10.0.0.1", b"x[0-9][0-9]"), (PoprunError,), names="--host"),
     Parser("registry", read_registry, (), (RegistryError, poptorch.Error), names="fuzzed"),
-    Parser("connection", read_connection,
-           (b'{"devices": [1, 2], "attributes": {"GCD Id": "0", "Number of GCDs": "1", "Partition": "p"}}',),
-           names="fuzzed"),
-    Parser("faults", read_faults, (b"seed=7; ipu_reset: call=3..5, ipu=1; slow: seconds=0.1, replica=2",
-                                   b"full_reset: probability=0.01, program=training; link_error: compilation=2"),
-           names="POPTORCH_FAULTS"),
-    Parser("environment", read_environment,
-           tuple(bytes([place]) + value for place in range(len(environment.VARIABLES))
-                 for value in (b"1", b"x", b'{"enable": "true"}')),
-           (poptorch.Error, ValueError, AttributeError, AssertionError, TypeError, KeyError)),
+    Parser(
+        "connection",
+        read_connection,
+        (b'{"devices": [1, 2], "attributes": {"GCD Id": "0", "Number of GCDs": "1", "Partition": "p"}}',),
+        names="fuzzed",
+    ),
+    Parser(
+        "faults",
+        read_faults,
+        (
+            b"seed=7; ipu_reset: call=3..5, ipu=1; slow: seconds=0.1, replica=2",
+            b"full_reset: probability=0.01, program=training; link_error: compilation=2",
+        ),
+        names="POPTORCH_FAULTS",
+    ),
+    Parser(
+        "environment",
+        read_environment,
+        tuple(
+            bytes([place]) + value
+            for place in range(len(environment.VARIABLES))
+            for value in (b"1", b"x", b'{"enable": "true"}')
+        ),
+        (poptorch.Error, ValueError, AttributeError, AssertionError, TypeError, KeyError),
+    ),
     Parser("launchers", read_launchers, (b"4\n3\n2\n1\n2\n1\n8\n2\n6",), (ValueError, RuntimeError)),
-    Parser("slot", read_slot, (b'{"pid": 12, "command": "python x", "since": 1700000000.5, "device": 3, "user": "me"}',),
-           ()),
-)  # fmt: skip
+    Parser(
+        "slot",
+        read_slot,
+        (b'{"pid": 12, "command": "python x", "since": 1700000000.5, "device": 3, "user": "me"}',),
+        (),
+    ),
+)
 
 
 def seeds_of(parser: Parser, folder: Path) -> list[bytes]:

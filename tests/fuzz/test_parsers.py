@@ -85,14 +85,18 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def check_text(parser: Parser, error: BaseException) -> None:
+    said = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    assert parser.names in said, f"which file or variable? {type(error).__name__}: {said}"
+    assert len(said) < 20_000, "the text is as long as the input"
+
+
 def feed(parser: Parser, data: bytes, folder: Path) -> None:
     began = time.monotonic()
     try:
         parser.feed(data, folder)
     except parser.raises as error:
-        said = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        assert parser.names in said, f"which file or variable? {type(error).__name__}: {said}"
-        assert len(said) < 20_000, "the text is as long as the input"
+        check_text(parser, error)
     assert time.monotonic() - began < SECONDS
 
 
