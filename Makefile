@@ -31,7 +31,7 @@ test: $(VENV)/ready  ## all tests, and the examples in docstrings and documentat
 test-cpus: $(VENV)/ready  ## the tests as on other processors: scalar, AVX2 and AVX-512 code, one and two threads
 	@PYTHON=$(BIN)/python scripts/test_cpus.sh $(PARALLEL) $(ARGS)
 
-exhaustive: $(VENV)/ready  ## native code over the whole zoo of architectures: a quarter of an hour of compiling
+exhaustive: $(VENV)/ready  ## the zoo of architectures as native code, fuzzers of all parsers, a soak: more than an hour
 	@$(PYTEST) -q $(PARALLEL) -m exhaustive $(ARGS)
 
 lint: $(VENV)/ready  ## style and types

@@ -42,8 +42,8 @@ def read_number(name: str, default: int, at_least: int = 0) -> int:
         value = at_least - 1
     if value < at_least:
         raise RuntimeError(
-            f"The environment variable {name} is {text!r}, but must be a number from {at_least} upwards. The launcher "
-            "sets it; unset it to run without one."
+            f"The environment variable {name} is {text[:100]!r}, but must be a number from {at_least} upwards. The "
+            "launcher sets it; unset it to run without one."
         )
     return value
 

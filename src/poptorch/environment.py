@@ -14,13 +14,13 @@ False
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from poptorch.errors import createPoptorchError
+from poptorch_files import parse_json
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class Choice(Variable[str]):
             return text
         phrase = f"{self.phrase} " if self.phrase else ""
         raise createPoptorchError(
-            f"{phrase}The environment variable {self.name} is {text!r}; use {self.accepts}, or unset it."
+            f"{phrase}The environment variable {self.name} is {quoted(text)}; use {self.accepts}, or unset it."
         )
 
     def _passes_through(self, text: str) -> bool:
@@ -146,12 +146,24 @@ class ModelVersion(Choice):
         return "ipu:" in text
 
 
+_LONGEST_QUOTED = 100
+
+
+def quoted(text: str) -> str:
+    """A text that may be any, for a message.
+
+    >>> quoted("one"), len(quoted("x" * 1_000_000))
+    ("'one'", 105)
+    """
+    return repr(text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}...")
+
+
 def _decimal(name: str, text: str) -> int:
     try:
         return int(text, 10)
     except ValueError:
         raise createPoptorchError(
-            f"The environment variable {name} is {text!r}, which is not a decimal integer. "
+            f"The environment variable {name} is {quoted(text)}, which is not a decimal integer. "
             "Set it to 0 (off) or 1 (on), or unset it."
         ) from None
 
@@ -168,7 +180,7 @@ def integer(name: str, default: int, variables: Mapping[str, str] | None = None)
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"The environment variable {name} is {text!r}, which is not an integer.") from None
+        raise ValueError(f"The environment variable {name} is {quoted(text)}, which is not an integer.") from None
 
 
 _AT_COMPILE = "each compilation"
@@ -484,7 +496,7 @@ def json_object(text: str | None) -> tuple[dict[str, Any], str]:
     if not text:
         return {}, ""
     try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
+        parsed = parse_json(text)
+    except ValueError as error:
         return {}, str(error)
     return (parsed, "") if isinstance(parsed, dict) else ({}, "it is not an object")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from poptorch import _logging
+from poptorch_files import quietly_replaced
 
 ERROR_LOG = "poptorch_error.log"
 """Where a message that is too long for a terminal goes, in the current directory."""
@@ -195,8 +196,6 @@ def _short(message: str) -> str:
     """``message`` itself, or a pointer to the file that now holds it when it is longer than a few screens."""
     if message.count("\n") < MAX_MESSAGE_LINES:
         return message
-    try:
-        Path(ERROR_LOG).write_text(message + "\n", encoding="utf-8")
-    except OSError:  # a directory that cannot be written must not cost the user the message
-        return message
-    return f"See {ERROR_LOG} for details"
+    written = quietly_replaced(ERROR_LOG, f"{message}\n".encode(errors="replace"))
+    # A directory that cannot be written must not cost the user the message.
+    return f"See {ERROR_LOG} for details" if written else message

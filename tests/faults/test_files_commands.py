@@ -85,7 +85,8 @@ def test_verify_checks_signatures(tmp_path, capsys, monkeypatch):
 )
 def test_prune(cached, capsys, arguments, left):
     before = files(cached)
-    (cached / ".0.poptorch-saving").write_bytes(b"left by a killed program")
+    (cached / ".0.poptorch-saving").write_bytes(b"left by a killed program of an earlier release")
+    os.utime(cached / ".0.poptorch-saving", (1e9, 1e9))
     assert main(["cache", "prune", *arguments, "--dry-run"]) == 0
     assert files(cached) == before
     assert main(["cache", "prune", *arguments]) == 0

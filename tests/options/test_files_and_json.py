@@ -12,10 +12,10 @@ import poptorch
 
 @pytest.fixture
 def load(tmp_path):
-    def load(text, options=None):
+    def load(text, options=None, **how):
         path = tmp_path / "tmp.conf"
         path.write_text(text)
-        return (options or poptorch.Options()).loadFromFile(str(path))
+        return (options or poptorch.Options()).loadFromFile(str(path), **how)
 
     return load
 
@@ -95,7 +95,10 @@ def test_other_errors_come_through_and_earlier_lines_stay(load):
 def test_only_poptorch_options_and_builtins_are_in_scope(load):
     with pytest.raises(NameError):
         load("Precision.setPartialsType(torch.half)\n")
-    assert load("deviceIterations(max(2, options.replication_factor))\n").device_iterations == 2
+    text = "deviceIterations(max(2, options.replication_factor))\n"
+    assert load(text, trusted=True).device_iterations == 2
+    with pytest.raises(poptorch.ConfigFileError, match="uses the function 'max'"):
+        load(text)
 
 
 def test_a_missing_file(tmp_path):

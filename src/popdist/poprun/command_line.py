@@ -10,9 +10,11 @@ from typing import Any
 
 from popdist.poprun.errors import PoprunError, UsageError
 from popdist.poprun.settings import OPTIONS, Option, Settings
+from poptorch_files import read_text
 
 USAGE = "Usage: poprun [options] program [program arguments]"
 
+_LONGEST_FILE = 1 << 20
 _ABOUT_THE_FILE = ("help", "version", "version_format", "import_config", "export_config", "overwrite_config")
 """Options that no configuration file has."""
 
@@ -119,7 +121,7 @@ def _collect(given: Iterable[tuple[Option, str]]) -> dict[str, Any]:
 def _read(file: Path) -> list[tuple[Option, str]]:
     """The options of a configuration file: one in each line, ``name = value``; ``#`` starts a comment line."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, _LONGEST_FILE)
     except OSError as error:
         raise PoprunError(f"--import-config: {file} cannot be read: {error.strerror}.") from None
     known = {option.name: option for option in OPTIONS if option.field not in _ABOUT_THE_FILE}
@@ -130,6 +132,6 @@ def _read(file: Path) -> list[tuple[Option, str]]:
             continue
         name, equals, value = (part.strip() for part in stripped.partition("="))
         if not equals or name not in known:
-            raise PoprunError(f"--import-config: line {number} of {file} is no option: {stripped!r}.")
+            raise PoprunError(f"--import-config: line {number} of {file} is no option: {stripped[:80]!r}.")
         found.append((known[name], value))
     return found

@@ -13,6 +13,10 @@ LINKED_IPUS = 64
 """The largest number of IPUs that direct links join."""
 
 
+MOST_INSTANCES = 10_000
+"""Of one job."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The sizes of a job. They divide without remainder."""
@@ -85,10 +89,14 @@ def layout_of(settings: Settings) -> Layout:
             f"{replicas} replicas (--num-replicas) cannot be divided evenly between {instances} instances "
             "(--num-instances). Make the first a multiple of the second."
         )
+    if instances > MOST_INSTANCES:
+        raise PoprunError(
+            f"{instances} instances (--num-instances) are more than PopRun can start, which is {MOST_INSTANCES}."
+        )
     if names and instances % len(names):
         raise PoprunError(
             f"{instances} instances (--num-instances) cannot be divided evenly between {len(names)} hosts "
-            f"({', '.join(names)}). Make the first a multiple of the second."
+            f"({_listed(names)}). Make the first a multiple of the second."
         )
     shown = settings.only_output_from_instance
     if shown is not None and shown >= instances:
@@ -108,6 +116,10 @@ def layout_of(settings: Settings) -> Layout:
             f"{made.ipus_per_replica}. More than {LINKED_IPUS} are not possible; use more instances (--num-instances)."
         )
     return made
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
 
 
 def _link_domains(settings: Settings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,13 @@ _BOOLEANS = {
     "yes": True, "on": True, "1": True, "true": True,
     "no": False, "off": False, "0": False, "false": False,
 }  # fmt: skip
+
+
+_LONGEST_MESSAGE, _LONGEST_VALUE = 300, 60
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def boolean(text: str) -> bool:
@@ -73,7 +81,7 @@ def words_of_instance(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
     ((1, ('-x', 'A=1')),)
     """
     number, colon, rest = text.partition(":")
-    if not colon or not number.strip().isdigit():
+    if not colon or not re.fullmatch(r"[0-9]{1,6}", number.strip()):
         raise ValueError(f"is {text!r}, but must be the number of an instance, a colon and arguments: '1:-x NAME'")
     return ((int(number), words(rest)),)
 
@@ -189,7 +197,8 @@ class Option:
         try:
             return self.parse(text)
         except ValueError as error:
-            raise UsageError(f"--{self.name} {error}.") from None
+            what = str(error).replace(repr(text), repr(_shortened(text)))
+            raise UsageError(f"--{self.name} {what[:_LONGEST_MESSAGE]}.") from None
 
     def texts(self, value: Any) -> Iterator[str]:
         """How a configuration file writes the value: one text for each line; none for "not given"."""

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = name if arguments is None and name.startswith("vipu") else "vipu"
     try:
         print(run(sys.argv[1:] if arguments is None else arguments, admin=program == "vipu-admin"), end="")
-    except RegistryError as error:
+    except (RegistryError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -190,7 +190,10 @@ def _get(call: _Call) -> str:
 
 def _list_partitions(call: _Call) -> str:
     call.nothing_else()
-    partitions = call.registry.partitions().values()
+    found, problems = call.registry.look()
+    partitions = found.values()
+    for problem in problems.values():
+        print(f"vipu: {problem}", file=sys.stderr)
     if call.as_json:
         return output.as_json([_described(partition) for partition in partitions])
     titles = ["Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State"]

@@ -15,11 +15,13 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from poptorch_files import parse_json, read_text
+from poptorch_files import replace as replace_file
 
 FOLDER = "POPTORCH_VIPU_DIR"
 CLUSTER = "localhost"
@@ -138,13 +140,27 @@ class Registry:
         self._connections = connections or Path.home() / ".ipuof.conf.d"
 
     def partitions(self) -> dict[str, Partition]:
-        """All partitions by name, in the order of their names."""
-        found = (self._load(path) for path in sorted(self._folder.glob("*.json")))
-        return {partition.name: partition for partition in found if partition is not None}
+        """All partitions by name, in the order of their names. Files that describe none are left out."""
+        return self.look()[0]
+
+    def look(self) -> tuple[dict[str, Partition], dict[str, RegistryError]]:
+        """All partitions by name, and what is wrong with the files that describe none."""
+        found: dict[str, Partition] = {}
+        problems: dict[str, RegistryError] = {}
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                found[path.stem] = read_partition(path)
+            except FileNotFoundError:  # removed while we were looking
+                continue
+            except RegistryError as problem:
+                problems[path.stem] = problem
+        return found, problems
 
     def get(self, name: str) -> Partition:
         """The partition with this name."""
-        known = self.partitions()
+        known, problems = self.look()
+        if name in problems:
+            raise problems[name]
         if name not in known:
             raise RegistryError(f"there is no partition {name!r}; there are: {', '.join(known) or 'none'}")
         return known[name]
@@ -158,7 +174,9 @@ class Registry:
         if not _NAME.fullmatch(name):
             raise RegistryError(f"{name!r} is no name for a partition: use letters, digits, '_', '-' and '.'")
         with self._locked():
-            others = self.partitions()
+            others, problems = self.look()
+            if problems:  # which IPUs do they have?
+                raise next(iter(problems.values()))
             if name in others:
                 raise RegistryError(f"the partition {name!r} exists already")
             made = Partition(name, spec, _free_block(spec, others, available))
@@ -176,9 +194,13 @@ class Registry:
         return after
 
     def remove(self, name: str) -> None:
-        """Remove a partition with its connection files."""
+        """Remove a partition with its connection files; also one whose file describes none."""
         with self._locked():
-            gone = self.get(name)
+            known, problems = self.look()
+            if name in problems:
+                (self._folder / f"{name}.json").unlink()
+                return
+            gone = known[name] if name in known else self.get(name)
             (self._folder / f"{name}.json").unlink()
             for gcd in range(gone.spec.num_gcds):
                 self._connection_file(gone, gcd).unlink(missing_ok=True)
@@ -195,15 +217,6 @@ class Registry:
     def _write(self, partition: Partition) -> None:
         gcds = [partition.connection(gcd) for gcd in range(partition.spec.num_gcds)]
         _replace(self._folder / f"{partition.name}.json", {**asdict(partition), "gcds": gcds})
-
-    @staticmethod
-    def _load(path: Path) -> Partition | None:
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # removed while we were looking
-            return None
-        del stored["gcds"]
-        return Partition(**{**stored, "spec": Spec(**stored["spec"])})
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -238,16 +251,45 @@ def _free_block(spec: Spec, others: Mapping[str, Partition], available: int) -> 
     )
 
 
+def read_partition(path: Path) -> Partition:
+    """The partition that a file of the registry describes; ``RegistryError`` names a file that describes none."""
+    try:
+        stored = parse_json(read_text(path, _MOST_BYTES, regular=True))
+        spec, named = stored["spec"], {key: stored[key] for key in ("name", "first", "state", "resets")}
+        partition = Partition(**named, spec=Spec(**spec))
+        _check(partition, path.stem)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RegistryError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise RegistryError(
+            f"the file {path} describes no partition ({str(what)[:200]}); remove it with: vipu remove partition "
+            f"{path.stem}"
+        ) from None
+    return partition
+
+
+_MOST_BYTES = 1 << 20
+_MOST_IPUS = 1 << 16
+
+
+def _check(partition: Partition, name: str) -> None:
+    """Refuse what :meth:`Registry.create` would not have written."""
+    spec = partition.spec
+    for what, value in (("size", spec.size), ("num_gcds", spec.num_gcds), ("first", partition.first)):
+        if type(value) is not int or not 0 <= value <= _MOST_IPUS:
+            raise ValueError(f"its {what} is {value!r}")
+    numbers = (spec.link_domains, partition.resets, spec.num_replicas or 1, spec.index or 0)
+    texts = (partition.state, spec.routing, spec.sync_type or "")
+    if not all(type(number) is int for number in numbers) or not all(type(text) is str for text in texts):
+        raise TypeError("a value of another type")
+    if type(spec.reconfigurable) is not bool:
+        raise TypeError(f"reconfigurable is {spec.reconfigurable!r}")
+    if partition.name != name or not _NAME.fullmatch(name):
+        raise ValueError(f"its name is {partition.name!r}")
+    spec.checked()
+
+
 def _replace(file: Path, content: Mapping[str, Any]) -> None:
     """Write a file so that a reader sees all of it or what was there before."""
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
-    try:
-        with open(handle, "w", encoding="utf-8") as opened:
-            json.dump(content, opened, indent=2)
-            opened.write("\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(file, (json.dumps(content, indent=2) + "\n").encode(), 0o600)

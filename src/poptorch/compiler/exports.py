@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.fx as fx
 
 from poptorch import environment
-from poptorch._logging import TRACE, backend, logger
+from poptorch._logging import TRACE, backend, logger, warn_once
 from poptorch.program.program import Program
 
 if TYPE_CHECKING:
@@ -92,8 +92,11 @@ def _operation(node: fx.Node) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:  # a full disk must not cost the program its training
+        warn_once(("export", str(path)), f"The listing of the program cannot be written to {path}: {error}")
 
 
 __all__ = ["InputExports", "graphviz", "trailing_lines"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poptorch import environment
-from poptorch._logging import backend
+from poptorch._logging import backend, warn_once
 from poptorch.compiler.exports import InputExports
 from poptorch.compiler.passes.summary import UNCHANGED
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace, TraceSpan
@@ -67,9 +67,12 @@ class Dump:
 
     def _write(self, name: str, program: Program) -> None:
         listing = str(program)
-        self._folder.mkdir(parents=True, exist_ok=True)
         text = UNCHANGED if listing == self._latest else listing
-        (self._folder / f"{self._written:02}-{name}.txt").write_text(text + "\n", encoding="utf-8")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{self._written:02}-{name}.txt").write_text(text + "\n", encoding="utf-8")
+        except OSError as error:  # a full disk must not cost the program its training
+            _cannot_dump(self._folder, error)
         self._latest = listing
         self._written += 1
 
@@ -105,8 +108,16 @@ def requested_dump(training: bool) -> Dump | None:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
+        except (OSError, ValueError) as error:
+            _cannot_dump(folder, error)
+            return None
         return Dump(folder)
     raise AssertionError("there is always a next number")
+
+
+def _cannot_dump(folder: Path, error: Exception) -> None:
+    where = environment.quoted(str(folder))
+    warn_once(("dump", str(folder)), f"What {environment.DUMP.name} asks for cannot be written to {where}: {error}")
 
 
 def usual_observers(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from poptorch import environment
 from poptorch._logging import TRACE, backend
@@ -32,6 +34,9 @@ _changed = threading.Condition(threading.RLock())  # re-entrant: a collected own
 _tickets = itertools.count()
 
 
+_Answer = TypeVar("_Answer")
+
+
 class _Ledger:
     """Who uses the IPUs of one system. All methods need ``_changed``."""
 
@@ -42,25 +47,37 @@ class _Ledger:
         self.in_use: dict[int, tuple[Group, Owner]] = {}
         """What this process has, by the ticket of its owner."""
 
+        self.given_up: list[sharing.Sharing] = []
+        """What this process shared with others before that went wrong; it may still have locks there."""
+
         self.waiting: dict[int, int] = {}
         """The threads of this process that wait, by their positions in the queue."""
 
     def take(self, candidates: Iterable[Group], reserved: Sequence[Group] = ()) -> tuple[int, Group] | None:
         """Take the first group that is free and has no IPU of ``reserved``, with a new ticket."""
         taken = self._taken()
-        try:
-            self.shared.keep(taken)
-        except OSError as problem:
-            self.shared = sharing.alone(self._machine, self._path, problem)
+        self._ask(lambda shared: shared.keep(taken))
         for group in candidates:
             if any(group.overlaps(other) for other in (*taken, *reserved)):
                 continue
-            owner = self.shared.take(group)
+            owner: Owner | None = self._ask(operator.methodcaller("take", group))
             if owner is not None:
                 ticket = next(_tickets)
                 self.in_use[ticket] = group, owner
                 return ticket, group
         return None
+
+    def _ask(self, question: Callable[[sharing.Sharing], _Answer]) -> _Answer:
+        """What the other processes say. Where their file cannot be used any more, this one goes on alone.
+
+        The file stays open: its locks, as far as they hold, keep others away from what this process has.
+        """
+        try:
+            return question(self.shared)
+        except OSError as problem:
+            self.given_up.append(self.shared)
+            self.shared = sharing.alone(self._machine, self._path, problem)
+            return question(self.shared)
 
     def _taken(self) -> list[Group]:
         # A copy: whatever allocates memory may collect an owner, which frees its IPUs.
@@ -70,14 +87,14 @@ class _Ledger:
         """Give back what belongs to a ticket, if it has something."""
         group, _ = self.in_use.pop(ticket, (None, None))
         if group is not None:
-            self.shared.give_back(group)
+            self._ask(lambda shared: shared.give_back(group))
             _changed.notify_all()
 
     def enlist(self, candidates: Sequence[Group]) -> int:
         """Join the queue; returns the position."""
         among = candidates[0] if len(candidates) == 1 else Group(0, self.total)
         position = sharing.first_position(among, candidates[0].size, self.total)
-        while position in self.waiting or not self.shared.enlist(position):
+        while position in self.waiting or not self._ask(operator.methodcaller("enlist", position)):
             position = sharing.later(position)
         self.waiting[position] = threading.get_ident()
         return position
@@ -85,12 +102,13 @@ class _Ledger:
     def leave(self, position: int) -> None:
         """Leave the queue."""
         del self.waiting[position]
-        self.shared.leave(position)
+        self._ask(lambda shared: shared.leave(position))
         _changed.notify_all()
 
     def wishes(self) -> list[Wish]:
         """Who waits, in this process and in others, in order."""
-        return sorted([*self.shared.wishes(), *(Wish(position, os.getpid()) for position in self.waiting)])
+        mine = [Wish(position, os.getpid()) for position in self.waiting]
+        return sorted([*self._ask(lambda shared: shared.wishes()), *mine])
 
     def before(self, position: int) -> list[Wish]:
         """Who is served before the one at this position.
@@ -119,7 +137,7 @@ class _Ledger:
     def owners(self) -> list[Owner]:
         """Who has which devices, in this process and in others, in the order of their IPUs."""
         mine = [owner for _, owner in list(self.in_use.values())]
-        return sorted([*mine, *self.shared.owners()], key=lambda owner: owner.ipus.start)
+        return sorted([*mine, *self._ask(lambda shared: shared.owners())], key=lambda owner: owner.ipus.start)
 
     def is_own(self, candidates: Sequence[Group]) -> bool:
         """Whether each candidate has an IPU that this process has itself."""
@@ -327,7 +345,8 @@ def _forget_parent() -> None:
     for ledger in _ledgers.values():
         ledger.in_use.clear()
         ledger.waiting.clear()
-        ledger.shared.close()  # closing gives up locks of this process only, and it has none
+        for shared in (ledger.shared, *ledger.given_up):
+            shared.close()  # closing gives up locks of this process only, and it has none
     _ledgers.clear()
 
 

@@ -12,18 +12,22 @@ Where a partition has several parts and nothing says which, process *i* of a job
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from poptorch import environment, launchers
 from poptorch._logging import warn_once
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, createPoptorchError
+from poptorch_files import parse_json, read_text
 
 FOR_ALL_USERS = Path("/etc/ipuof.conf.d")
 """Where connection files of the whole machine are."""
+
+
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,9 @@ class Part:
 
     @property
     def name(self) -> str:
-        """A name that only processes with the same part have."""
-        return self.partition if self.is_whole else f"{self.partition}.{self.gcd}"
+        """A name that only processes with the same part have. It becomes a part of the name of a file."""
+        name = re.sub(r"[^\w.-]", "_", self.partition)[:_LONGEST_NAME]
+        return name if self.is_whole else f"{name}.{self.gcd}"
 
 
 def visible() -> Part | None:
@@ -85,15 +90,15 @@ def _names(connections: Iterable[dict[str, Any]]) -> set[str]:
 def _registered(name: str) -> Part | None:
     path = registry_folder() / f"{name}.json"
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
+        connections = _described_in(path, lambda content: [_checked(each) for each in content["gcds"]])
+    except FileNotFoundError:
         warn_once(
             ("partition", name),
             f"{environment.IPUOF_PARTITION.name} is {name!r}, but there is no such partition on this host (vipu list "
             "partitions shows all). Programs use all IPUs of the machine.",
         )
         return None
-    return _chosen(stored["gcds"], name)
+    return _chosen(connections, name)
 
 
 def _chosen(connections: Sequence[dict[str, Any]], name: str) -> Part:
@@ -124,13 +129,41 @@ def _gcd(connection: dict[str, Any]) -> int:
 def _connection(path: Path) -> dict[str, Any]:
     """A connection file: the IPUs (``devices``), and what is known about them (``attributes``)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {"devices": list(content["devices"]), "attributes": dict(content.get("attributes") or {})}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise createPoptorchError(
-            f"The connection file {path} cannot be used: {error}. Unset {environment.IPUOF_CONFIG_PATH.name}, or make "
-            "the partition again."
-        ) from None
+        return _described_in(path, _checked)
+    except FileNotFoundError as error:
+        raise _unusable(path, error.strerror) from None
+
+
+_Found = TypeVar("_Found")
+
+
+def _described_in(path: Path, read: Callable[[Any], _Found]) -> _Found:
+    """What a file describes; our error with its name for a file that describes something else."""
+    try:
+        return read(parse_json(read_text(path)))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _unusable(path, error.strerror) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unusable(path, f"{type(error).__name__}: {error}") from None
+
+
+def _unusable(path: Path, problem: object) -> Error:
+    return createPoptorchError(
+        f"The connection file {path} cannot be used: {str(problem)[:200]}. Unset {environment.IPUOF_CONFIG_PATH.name} "
+        f"and {environment.IPUOF_PARTITION.name}, or make the partition again."
+    )
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """One part of a partition, with numbers where numbers are expected."""
+    found = {"devices": list(content["devices"]), "attributes": dict(content.get("attributes") or {})}
+    parts = int(found["attributes"].get("Number of GCDs") or 1)
+    ipus = len(found["devices"])
+    if not 0 <= _gcd(found) < parts or ipus < 1 or ipus & (ipus - 1):
+        raise ValueError(f"it is part {_gcd(found)} of {parts}, with {ipus} IPUs")
+    return found
 
 
 def registry_folder() -> Path:

@@ -5,10 +5,15 @@ A range is locked as a whole or not at all. The kernel says which process holds 
 
 Two things to know. A process does not see its own locks. And it loses *all* of its locks on a file when it closes *any*
 descriptor of that file. So a process must have one descriptor for each file and keep it.
+
+Other code of the process may open and close the file, though: to copy the folder, for instance. Locks of another kind
+(``F_OFD_SETLK``) belong to a descriptor, not to the process, and stay. But the kernel does not say who has them. So
+there are guards: such locks on bytes far behind those of the range.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -18,6 +23,13 @@ from typing import NamedTuple
 
 END = 2**63 - 1
 """The last byte that can be locked."""
+
+_GUARDS = 2**61
+"""How far behind its range a guard is."""
+
+_OFD_SETLK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
+_OFD_GETLK: int | None = getattr(fcntl, "F_OFD_GETLK", None)
+"""Where the kernel has locks of descriptors."""
 
 
 class RangeLock(NamedTuple):
@@ -65,6 +77,35 @@ class LockFile:
         """Open the file, or make it with these permissions; ``OSError`` if that cannot be."""
         self.path = path
         self._descriptor = _opened(path, mode)
+        self._has_guards = _OFD_SETLK is not None and _OFD_GETLK is not None
+
+    def guard(self, start: int, stop: int) -> bool:
+        """Guard a range; false if another process does. Where there are no guards, all ranges count as guarded."""
+        return self._guarded(fcntl.F_WRLCK, start, stop)
+
+    def unguard(self, start: int, stop: int) -> None:
+        """Give up a guard."""
+        self._guarded(fcntl.F_UNLCK, start, stop)
+
+    def _guarded(self, kind: int, start: int, stop: int) -> bool:
+        if not self._has_guards or _OFD_SETLK is None:
+            return True
+        try:
+            fcntl.fcntl(self._descriptor, _OFD_SETLK, _packed(kind, _GUARDS + start, stop - start))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as problem:
+            if problem.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            self._has_guards = False  # an old kernel, or a file system that knows only the other kind
+        return True
+
+    def guarded(self, start: int, stop: int) -> list[RangeLock]:
+        """What others guard of a range. Nobody knows who they are."""
+        if not self._has_guards or _OFD_GETLK is None:
+            return []
+        found = self._locked(_OFD_GETLK, _GUARDS + start, _GUARDS + stop)
+        return [RangeLock(lock.start - _GUARDS, lock.stop - _GUARDS, lock.pid) for lock in found]
 
     def lock(self, start: int, stop: int) -> bool:
         """Lock a range; false, and nothing is locked, if another process has a part of it."""
@@ -80,13 +121,16 @@ class LockFile:
 
     def locked(self, start: int, stop: int) -> list[RangeLock]:
         """What other processes have locked of a range, in order; ranges are cut off at its ends."""
+        return self._locked(fcntl.F_GETLK, start, stop)
+
+    def _locked(self, question: int, start: int, stop: int) -> list[RangeLock]:
         found, gaps = [], [(start, stop)]
         while gaps:
             low, high = gaps.pop()
             if low >= high:
                 continue
             asked = _packed(fcntl.F_WRLCK, low, high - low)
-            lock = _unpacked(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
+            lock = _unpacked(fcntl.fcntl(self._descriptor, question, asked))
             if lock.kind == fcntl.F_UNLCK:
                 continue
             first = max(low, lock.start)

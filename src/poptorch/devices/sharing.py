@@ -5,6 +5,7 @@ that (``record_locks``), so nothing has to be cleaned up after a process that wa
 
 - The first bytes are slots of 512, one for each IPU. The process that has locked a slot has the IPU. In the slot it
   writes who it is, for people to read. That text decides nothing: where it is wrong, the number of the process is left.
+  A guard behind the slot keeps the IPU, if other code of the process opens and closes the file.
 - The byte at ``_ONLY_WAIT`` plus the number of a process is locked while that process does nothing but wait for IPUs.
 - A byte far beyond, from ``_QUEUE`` on, stands for a program that waits. Its position says since when, for which IPUs,
   and for how many of them. Programs that came earlier have lower positions.
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 from poptorch import environment
 from poptorch._logging import backend, warn_once
 from poptorch.devices.groups import Group, group_of, id_of
-from poptorch.devices.record_locks import END, LockFile
+from poptorch.devices.record_locks import END, LockFile, RangeLock
 from poptorch.devices.system import System
 
 _SLOT = 512
@@ -206,7 +207,11 @@ class Together:
         return LockFile(os.path.join(self._directory, self._name), mode)
 
     def take(self, group: Group) -> Owner | None:
-        if not self._file.lock(*_slots(group.ipus)):
+        slots = _slots(group.ipus)
+        if not self._file.guard(*slots):
+            return None
+        if not self._file.lock(*slots):
+            self._file.unguard(*slots)
             return None
         owner = myself(group, self._total)
         try:
@@ -218,12 +223,14 @@ class Together:
 
     def give_back(self, group: Group) -> None:
         self._file.unlock(*_slots(group.ipus))
+        self._file.unguard(*_slots(group.ipus))
 
     def owners(self) -> list[Owner]:
         found: list[Owner] = []
-        for lock in self._file.locked(0, self._total * _SLOT):
+        locks = self._file.locked(0, self._total * _SLOT)
+        for lock in sorted([*locks, *_without(self._file.guarded(0, self._total * _SLOT), locks)]):
             # Adjacent locks of one process are one lock for the kernel; the slots tell them apart.
-            for ipu in range(lock.start // _SLOT, -(-lock.stop // _SLOT)):
+            for ipu in _ipus(lock):
                 owner, last = self._owner(ipu, lock.pid), found[-1] if found else None
                 if last is not None and last == replace(owner, ipus=last.ipus) and last.ipus.stop == ipu:
                     found[-1] = replace(owner, ipus=range(last.ipus.start, ipu + 1))
@@ -263,6 +270,8 @@ class Together:
     def keep(self, held: list[Group]) -> None:
         """A new file takes the place of one that was removed, for instance by a program that tidies up."""
         if self._file.is_in_place():
+            for group in held:  # other code of this process may have closed the file: then the guard is left
+                self._file.lock(*_slots(group.ipus))
             return
         backend.info("%s was removed; a new one takes its place", self._file.path)
         removed, self._file = self._file, self._opened()
@@ -272,6 +281,17 @@ class Together:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _without(guards: list[RangeLock], locks: list[RangeLock]) -> list[RangeLock]:
+    """Guards of IPUs that have no lock any more: other code of their process has closed the file."""
+    known = {ipu for lock in locks for ipu in _ipus(lock)}
+    alone = [ipu for guard in guards for ipu in _ipus(guard) if ipu not in known]
+    return [RangeLock(ipu * _SLOT, (ipu + 1) * _SLOT, 0) for ipu in alone]
+
+
+def _ipus(lock: RangeLock) -> range:
+    return range(lock.start // _SLOT, -(-lock.stop // _SLOT))
 
 
 def _slots(ipus: range) -> tuple[int, int]:

@@ -117,10 +117,10 @@ def whole_system() -> System | None:
 
 def _unknown_system(name: str) -> str:
     known = [*SYSTEMS, NO_SYSTEM]
-    close = difflib.get_close_matches(name.lower(), known, n=1)
+    close = difflib.get_close_matches(name[:100].lower(), known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return (
-        f"The environment variable POPTORCH_SYSTEM is {name!r}, which is no known IPU system.{hint} "
+        f"The environment variable POPTORCH_SYSTEM is {environment.quoted(name)}, which is no known IPU system.{hint} "
         f"Set it to one of {', '.join(known)}, or unset it for {DEFAULT_SYSTEM}."
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 from poptorch import environment, launchers
 from poptorch.distributed.keys import Keys
 from poptorch.errors import Error, RecoverableError, createPoptorchError, recoverable_error
+from poptorch_files import parse_json
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
@@ -51,11 +52,17 @@ class Peer:
         return Peer(process_id, num_processes, host, address, pid, started, numbering)
 
     @staticmethod
-    def said(text: bytes) -> Peer:
-        """A process by its own words."""
-        found: dict[str, Any] = json.loads(text)
-        if {name: type(value) for name, value in found.items()} != _FIELDS:
-            raise createPoptorchError("A process of the job describes itself in words of another version of poptorch.")
+    def said(key: str, text: bytes) -> Peer:
+        """A process by its own words under ``key``; an error names that process, not another one."""
+        try:
+            found: dict[str, Any] = parse_json(text)
+            if {name: type(value) for name, value in found.items()} != _FIELDS:
+                raise ValueError("the fields are those of another version")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise createPoptorchError(
+                f"Process {key.rpartition('/')[2]} says about itself what makes no sense ({str(error)[:200]}). Do all "
+                "processes run the same release of poptorch, and does another program use the port?"
+            ) from None
         return Peer(**found)
 
     @property
@@ -132,7 +139,7 @@ class Peers:
         return self._check_sizes(keys, own)
 
     def _check_sizes(self, keys: list[str], own: Peer) -> Sequence[Peer]:
-        found = [Peer.said(self._keys.get(key)) for key in keys]
+        found = [Peer.said(key, self._keys.get(key)) for key in keys]
         for peer in found:
             if peer.num_processes != own.num_processes:
                 raise createPoptorchError(

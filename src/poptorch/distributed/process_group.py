@@ -34,6 +34,7 @@ from poptorch.distributed import addresses, proof, rendezvous
 from poptorch.distributed.peers import Peer, Peers
 from poptorch.distributed.rendezvous import Meeting
 from poptorch.errors import RecoverableError, createPoptorchError
+from poptorch_files import parse_json
 
 _SLICE = timedelta(seconds=1)
 _HANG_UP = (1 << 31) - 1
@@ -188,7 +189,14 @@ class ProcessGroup:
         if data:
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         texts = self.gather(padded)
-        return [json.loads(bytes(t[:n].tolist())) for t, n in zip(texts, lengths, strict=True)]
+        return [self._value_of(m, t[:n]) for m, t, n in zip(self.members, texts, lengths, strict=True)]
+
+    @staticmethod
+    def _value_of(member: int, text: torch.Tensor) -> Any:
+        try:
+            return parse_json(bytes(text.tolist()))
+        except ValueError as error:
+            raise createPoptorchError(f"Process {member} sent values that make no sense: {error}.") from None
 
     def start_meeting(self) -> Pending:
         """Say that this process is here. The wait for the result ends when all members are."""

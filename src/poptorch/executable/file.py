@@ -14,21 +14,19 @@ reader keeps one descriptor, so all sections come from the same file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
+import poptorch_files
 from poptorch.encoding import tensor_bytes, tensor_from_bytes, torch_constant
 from poptorch.errors import Error, backend_error
 
@@ -37,9 +35,6 @@ LAYOUT = 1
 _FIXED = struct.Struct("<IQ32s")
 _LARGEST_READ = 1 << 30
 """The system reads at most 2 GiB at a time."""
-
-_UNFINISHED = ".poptorch-saving"
-"""How the names of files end that are being written."""
 
 Content = bytes | str | Mapping[str, Any] | Sequence[torch.Tensor]
 
@@ -63,69 +58,8 @@ def write(path: str | os.PathLike[str], sections: Mapping[str, Content], *, priv
         offset += len(data)
     listing = json.dumps(directory).encode()
     fixed = _FIXED.pack(LAYOUT, len(listing), hashlib.sha256(listing).digest())
-    with _atomic(Path(path), 0o600 if private else 0o666) as file:
-        for part in (MAGIC, fixed, listing, *encoded.values()):
-            file.write(part)
-
-
-@contextlib.contextmanager
-def _atomic(path: Path, usual_mode: int) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is complete."""
-    remove_unfinished(path.parent)
-    kept_mode = _mode(path)
-    descriptor, temporary = _temporary(path.parent, usual_mode if kept_mode is None else 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            if kept_mode is not None:
-                os.fchmod(descriptor, kept_mode)
-            os.fsync(descriptor)
-            os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _mode(path: Path) -> int | None:
-    """The permissions of a file that is there."""
-    try:
-        found = os.stat(path).st_mode
-    except OSError:
-        return None
-    return found & 0o777 if stat.S_ISREG(found) else None
-
-
-def _temporary(folder: Path, mode: int) -> tuple[int, Path]:
-    """A new file for writing. It is locked: the system takes the lock away when the process ends, however it ends."""
-    while True:
-        path = folder / f".{secrets.token_hex(8)}{_UNFINISHED}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, path
-        os.close(descriptor)  # before it was locked, another process took it for unfinished
-
-
-def remove_unfinished(folder: Path) -> int:
-    """Remove what processes left that ended while they were writing; returns how many files these were."""
-    removed = 0
-    try:
-        names = [name for name in os.listdir(folder) if name.endswith(_UNFINISHED)]
-    except OSError:
-        return 0
-    for name in names:
-        with contextlib.suppress(OSError):  # it is gone, somebody else's, or being written
-            descriptor = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(folder / name)
-                removed += 1
-            finally:
-                os.close(descriptor)
-    return removed
+    parts = [MAGIC, fixed, listing, *encoded.values()]
+    poptorch_files.replace(path, parts, 0o600 if private else 0o666)
 
 
 _EXPORTED = "a file that save() or compileAndExport() of an executor has written"

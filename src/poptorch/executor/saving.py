@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +36,45 @@ def save(session: Session, model: nn.Module, filename: str, *, export_model: boo
         raise createPoptorchError(
             "Nothing to export: the model has no operation that runs on the device, its results are constants."
         )
-    path = _target(filename)
-    rng_state = session.rng_state
-    sections = {
-        "metadata": _metadata(session, export_model),
-        **_example_sections(session.example),
-        "program": str(executable.program),
-        **cache.sections_of(session.store),
-    }
-    if save_rng_state and rng_state is not None:
-        sections["rng"] = {"state": rng_state}
-    if export_model:
-        sections["model"] = _pickled_model(session, model)
-    container.write(path, sections)
+    with _explained(filename):
+        path = _target(filename)
+        rng_state = session.rng_state
+        sections = {
+            "metadata": _metadata(session, export_model),
+            **_example_sections(session.example),
+            "program": str(executable.program),
+            **cache.sections_of(session.store),
+        }
+        if save_rng_state and rng_state is not None:
+            sections["rng"] = {"state": rng_state}
+        if export_model:
+            sections["model"] = _pickled_model(session, model)
+        container.write(path, sections)
     logger.info("Executable written to %s", path)
+
+
+@contextlib.contextmanager
+def _explained(filename: str) -> Iterator[None]:
+    """Errors of the system while a file is written: which file, what is left, what to do."""
+    kept = "A file of that name, if there was one, is as it was"
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise createPoptorchError(
+            f"Cannot save to {filename}: {what}. {kept}. Choose another place, or make room there."
+        ) from error
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise createPoptorchError(
+            f"Cannot save to {filename}: there is not enough memory for a copy of what is saved. {kept}. Use "
+            "export_model=False and save state_dict() by itself, or destroy models that are not needed."
+        ) from error
+    except ValueError as error:
+        if "null" not in str(error) and not isinstance(error, UnicodeError):
+            raise
+        raise createPoptorchError(f"Cannot save to {filename!r}: this is no name of a file ({error}).") from error
 
 
 def _metadata(session: Session, exported: bool) -> dict[str, Any]:

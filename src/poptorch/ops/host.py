@@ -184,6 +184,12 @@ def _results(value: Any) -> list[torch.Tensor]:
                 f"A poptorch.CPU operation must return a tensor, or a list or tuple of tensors, not "
                 f"{type(result).__name__}."
             )
+        if not isinstance(result, FakeTensor) and (result.device.type != "cpu" or result.layout != torch.strided):
+            what = f"on the {result.device.type} device" if result.device.type != "cpu" else f"with {result.layout}"
+            why = ", which has no values" if result.is_meta else ""
+            raise createPoptorchError(
+                f"A poptorch.CPU operation returned a tensor {what}{why}. Return dense tensors of the CPU."
+            )
     return results
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from poptorch.errors import createPoptorchError
+from poptorch_files import parse_json, read_text
 
 DEFAULT = "~/.ipuof.conf.d/*.conf"
 """Where creating a partition writes them."""
@@ -31,5 +33,14 @@ def connection_files(patterns: str | Iterable[str]) -> dict[int, str]:
 
 
 def _gcd(file: Path) -> int:
-    attributes = json.loads(file.read_text(encoding="utf-8")).get("attributes") or {}
-    return int(attributes.get("GCD Id") or 0)
+    try:
+        attributes = parse_json(read_text(file)).get("attributes") or {}
+        return int(attributes.get("GCD Id") or 0)
+    except OSError as error:
+        problem = error.strerror
+    except (ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise createPoptorchError(
+        f"The connection file {file} cannot be used: {str(problem)[:200]}. Give a pattern that only connection files "
+        "match, or make the partition again."
+    )

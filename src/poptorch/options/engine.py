@@ -72,7 +72,8 @@ def is_true(settings: Mapping[str, str], key: str, default: bool = False) -> boo
     if value in ("false", "0", "no", "off"):
         return False
     if key in settings:
-        warn_once(("engine option", key, value), f"The engine option {key!r} is {value!r}; use true or false.")
+        shown = environment.quoted(value)
+        warn_once(("engine option", key, value), f"The engine option {key!r} is {shown}; use true or false.")
     return default
 
 
@@ -92,8 +93,8 @@ def _in_environment(text: str | None) -> dict[str, Any]:
     if problem:
         warn_once(
             ("POPLAR_ENGINE_OPTIONS", text),
-            f"POPLAR_ENGINE_OPTIONS must be a JSON object such as {_EXAMPLE}; {text!r} is none: {problem}. "
-            "It has no effect.",
+            f"POPLAR_ENGINE_OPTIONS must be a JSON object such as {_EXAMPLE}; {environment.quoted(str(text))} is none: "
+            f"{problem}. It has no effect.",
         )
     return given
 
@@ -109,9 +110,10 @@ def _mention(key: str, value: Any) -> None:
         if _text(value).lower() == "true":
             warn_once(("engine option", key), f"The engine option {key!r} has no effect: {_NO_FILE[key]}.")
     elif key not in READ:
-        near = difflib.get_close_matches(key, [*READ, *_NO_FILE, *_HARDWARE, *_ELSEWHERE], 1)
+        near = difflib.get_close_matches(key[:100], [*READ, *_NO_FILE, *_HARDWARE, *_ELSEWHERE], 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        warn_once(("engine option", key), f"The engine option {key!r} is unknown and has no effect.{hint}")
+        shown = environment.quoted(key)
+        warn_once(("engine option", key), f"The engine option {shown} is unknown and has no effect.{hint}")
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from poptorch import enums
+from poptorch.errors import Error
 from poptorch.options.containers import suggestion
 from poptorch.options.table import rows_of
 
@@ -22,22 +23,55 @@ _GROUPS = {
 def apply(options: Any, text: str, *, origin: str | None = None) -> None:
     """Call the setters that ``text`` names, in its order. ``origin`` says where it comes from, for errors."""
     for path, value in _parse(text, origin).items():
-        setter = _resolve(options, path)
-        arguments = value if isinstance(value, list) else [value]
-        setter(*(_with_enums(argument) for argument in arguments))
+        try:
+            setter = _resolve(options, path)
+            arguments = value if isinstance(value, list) else [value]
+            setter(*(_with_enums(argument) for argument in arguments))
+        except Exception as error:
+            if origin:
+                error.add_note(f"In {origin}: {path[:80]!r}")
+            raise
+
+
+class VariableError(Error, json.JSONDecodeError):
+    """An environment variable with text that is no JSON: our error, and that of the JSON reader for its phrases."""
+
+    def __init__(self, message: str, problem: json.JSONDecodeError) -> None:
+        Exception.__init__(self, f"'poptorch_py_error': {message}")
+        self.type, self.location = "poptorch_py_error", ""
+        self.message = self.msg = message
+        self.doc, self.pos, self.lineno, self.colno = problem.doc, problem.pos, problem.lineno, problem.colno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, json.JSONDecodeError(self.msg, self.doc, self.pos))
 
 
 def _parse(text: str, origin: str | None) -> dict[str, Any]:
-    prefix = f"{origin}: " if origin else ""
     try:
         parsed = json.loads(text)
+    except RecursionError:
+        raise _no_json(json.JSONDecodeError("nested too deeply", text, 0), origin) from None
     except json.JSONDecodeError as error:
-        raise json.JSONDecodeError(f"{prefix}{error.msg}", error.doc, error.pos) from None
+        raise _no_json(error, origin) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise _no_json(json.JSONDecodeError(str(error), text, 0), origin) from None
     if not isinstance(parsed, dict):
+        prefix, shown = f"{origin}: " if origin else "", text if len(text) <= 80 else f"{text[:80]}..."
         raise ValueError(
-            f'{prefix}expected a JSON object such as {{"deviceIterations": 4}}, but got {text!r}'
+            f'{prefix}expected a JSON object such as {{"deviceIterations": 4}}, but got {shown!r}'
         )
     return parsed
+
+
+def _no_json(error: json.JSONDecodeError, origin: str | None) -> json.JSONDecodeError:
+    if origin is None:
+        return error
+    shown = "it is empty" if not error.doc.strip() else f"{error.msg} at position {error.pos + 1}"
+    return VariableError(
+        f'The environment variable {origin} is no JSON object such as {{"deviceIterations": 4}}: {shown}. Change it, '
+        "or unset it.",
+        error,
+    )
 
 
 def _resolve(options: Any, path: str) -> Callable[..., Any]:

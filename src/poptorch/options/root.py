@@ -122,12 +122,13 @@ class Options(OptionsSetters, OptionContainer):
 
     # --- files ----------------------------------------------------------------------------------------------
 
-    def loadFromFile(self, filepath: str) -> Self:
+    def loadFromFile(self, filepath: str, *, trusted: bool = False) -> Self:
         """Apply the settings in a text file: a call or assignment on each line, without ``options.``.
 
-        Blank lines and lines that start with ``#`` are skipped. The file is executed as Python code with the
-        names ``poptorch`` and ``options``: only load files that you trust. A line that is not Python raises
-        ``ConfigFileError`` before anything is applied.
+        Blank lines and lines that start with ``#`` are skipped. A line may call setters with numbers, texts, lists,
+        options, and the enums and strategies of ``poptorch``. The file is read, not run: anything else in it, and a
+        line that is not Python, raises ``ConfigFileError`` before anything is applied. With ``trusted`` the file is
+        executed as Python code with the names ``poptorch`` and ``options``.
 
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "my.conf"
@@ -135,7 +136,7 @@ class Options(OptionsSetters, OptionContainer):
         >>> Options().loadFromFile(str(path)).Training.gradient_accumulation
         8
         """
-        config_file.load(self, filepath)
+        config_file.load(self, filepath, trusted)
         return self
 
     def from_json(self, string: str) -> Self:

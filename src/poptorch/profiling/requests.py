@@ -44,7 +44,7 @@ def _settings(text: str | None) -> dict[str, Any]:
     settings, problem = environment.json_object(text)
     if problem:
         logger.warning(
-            "PVTI_OPTIONS must be a JSON object such as %s; %r is none: %s. No trace is written.",
-            _EXAMPLE, text, problem,
+            "PVTI_OPTIONS must be a JSON object such as %s; %s is none: %s. No trace is written.",
+            _EXAMPLE, environment.quoted(str(text)), problem,
         )  # fmt: skip
     return settings

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from poptorch._logging import logger
 from poptorch.profiling.trace import SpanKind, TraceSpan
+from poptorch_files import create, extend
 
 _FLUSH_AT = 20_000
 """How many events wait in memory, at most."""
@@ -84,6 +85,7 @@ class TraceFile:
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._path: Path | None = None
+        self._status: os.stat_result | None = None
         self._named: set[int] = set()
         self._numbers = itertools.count(1)
         self._broken = False
@@ -117,12 +119,21 @@ class TraceFile:
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = datetime.datetime.now().astimezone()
-            self._path = self._directory / f"{now:%Y%m%d_%H%M%S}_{os.getpid()}.json"
-            self._path.write_text("[\n" + text, encoding="utf-8")
+            self._path, self._status = self._created(f"{now:%Y%m%d_%H%M%S}_{os.getpid()}", "[\n" + text)
             return
-        with self._path.open("r+", encoding="utf-8") as file:
-            file.seek(self._path.stat().st_size - len(_END))
-            file.write(",\n" + text)
+        if self._status is not None:
+            extend(self._path, self._status, len(_END), (",\n" + text).encode())
+
+    def _created(self, name: str, text: str) -> tuple[Path, os.stat_result]:
+        """A new file. If there is one of that name, or a link that somebody prepared, it gets a number."""
+        content = text.encode()
+        for number in itertools.count():
+            path = self._directory / f"{name}{f'_{number}' if number else ''}.json"
+            try:
+                return path, create(path, content)
+            except FileExistsError:
+                continue
+        raise AssertionError("numbers do not end")
 
     def _lines(self, entries: list[Entry]) -> Iterator[str]:
         """The events as text, which is put together here: a general encoder takes several times as long."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from poptorch.errors import createPoptorchError
 from poptorch.report.files import rows
 from poptorch.report.objects import Compilation
 from poptorch.report.programs import Program, ProgramType
@@ -70,6 +71,10 @@ class Block:
     end: float
 
 
+MOST_STEPS = 10_000_000
+"""Of a run, as objects: one takes about 200 bytes."""
+
+
 class Run:
     """One call of the model."""
 
@@ -93,6 +98,8 @@ class Run:
         for program in compilation.programs:
             if not compilation.children_of(program.index) and program.type not in _HOLDERS:
                 times = _inner_repeats(program)
+                if len(found) + times > MOST_STEPS:
+                    raise createPoptorchError(f"A run of this report has more than {MOST_STEPS} steps.")
                 for _ in range(times):
                     found.append(Step(program, now, now + program.cycles, compilation.target.ipusPerReplica))
                     now += program.cycles

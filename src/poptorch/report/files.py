@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from poptorch.errors import createPoptorchError
+from poptorch.errors import Error, createPoptorchError
+from poptorch.report.checking import MOST_DOCUMENT_BYTES, check_document, check_sizes, check_tables, column
+from poptorch.report.tables import Column, Rows, Table, rows
+from poptorch_files import parse_json, replace
 
 FORMAT = "poptorch profile"
 VERSION = 1
@@ -27,10 +28,6 @@ name, but not its format: neither libpva nor PopVision open it. It is a zip arch
 the schema of the tables) and tables/<table>/<column>.npy (numpy arrays). Read it with poptorch.report.openReport, or
 print it with: python -m poptorch report FOLDER
 """
-
-Column = npt.NDArray[Any]
-Table = dict[str, Column]
-
 
 @dataclass
 class Profile:
@@ -51,49 +48,8 @@ class Profile:
         return {**self.document, "tables": schema}
 
 
-def rows(table: Table) -> int:
-    """How many rows a table has."""
-    return len(next(iter(table.values()))) if table else 0
-
-
 def _type_name(values: Column) -> str:
     return {"U": "text", "b": "bool", "i": "integer", "f": "number"}[values.dtype.kind]
-
-
-class Rows:
-    """A table while it grows, row by row.
-
-    >>> rows = Rows(name=str, bytes=float)
-    >>> rows.add(name="x", bytes=8)
-    0
-    >>> rows.table()["bytes"]
-    array([8.])
-    """
-
-    _TYPES: Mapping[type, Any] = {str: np.str_, int: np.int64, float: np.float64, bool: np.bool_}
-
-    def __init__(self, **columns: type) -> None:
-        self._types = columns
-        self._values: dict[str, list[Any]] = {name: [] for name in columns}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, **row: Any) -> int:
-        """Add a row that has a value for every column; returns its number."""
-        for name, values in self._values.items():
-            values.append(row[name])
-        self._count += 1
-        return self._count - 1
-
-    def set(self, index: int, column: str, value: Any) -> None:
-        """Change one value."""
-        self._values[column][index] = value
-
-    def table(self) -> Table:
-        """All rows as columns."""
-        return {name: np.array(values, dtype=self._TYPES[self._types[name]]) for name, values in self._values.items()}
 
 
 def save(folder: Path, profile: Profile) -> None:
@@ -112,33 +68,39 @@ def save(folder: Path, profile: Profile) -> None:
     replace(folder / "profile.pop", packed.getvalue())
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
 def load(path: Path) -> Profile:
-    """Read a profile: the file ``profile.pop``, or the folder with it."""
+    """Read a profile: the file ``profile.pop``, or the folder with it. Whatever else it is, is ``poptorch.Error``."""
     file = path / "profile.pop" if path.is_dir() else path
     if not file.is_file():
         raise createPoptorchError(f"There is no report at {path}: {file} does not exist.{_hint(path)}")
     try:
         with zipfile.ZipFile(file) as archive:
-            document = json.loads(archive.read("profile.json"))
-            if document["format"] != FORMAT or document["version"] > VERSION:
-                raise createPoptorchError(f"{file} has version {document['version']}; this poptorch reads {VERSION}.")
-            tables: dict[str, Table] = {name: {} for name in document.pop("tables")}
-            for member in archive.namelist():
-                if member.startswith("tables/"):
-                    _, name, column = member.removesuffix(".npy").split("/")
-                    with archive.open(member) as data:
-                        tables[name][column] = np.lib.format.read_array(data, allow_pickle=False)
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            return _read(archive, file)
+    except Error:
+        raise
+    except Exception as error:  # noqa: BLE001 - what readers of zip files, numpy and JSON raise for damaged files is not documented
+        detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise createPoptorchError(
-            f"{file} is no profile of poptorch ({error}). Profiles of Poplar have the same name and another format."
+            f"{file} is no profile of poptorch ({detail[:300]}). Profiles of Poplar have the same name and another "
+            "format; a profile that was cut off or changed must be written again."
         ) from None
+
+
+def _read(archive: zipfile.ZipFile, file: Path) -> Profile:
+    check_sizes(archive.infolist())
+    if archive.getinfo("profile.json").file_size > MOST_DOCUMENT_BYTES:
+        raise ValueError("profile.json is too large")
+    document = parse_json(archive.read("profile.json"))
+    if document["format"] != FORMAT or document["version"] > VERSION:
+        shown = str(document["version"])[:20]
+        raise createPoptorchError(f"{file} has version {shown}; this poptorch reads {VERSION}.")
+    tables: dict[str, Table] = {name: {} for name in document.pop("tables")}
+    for member in archive.namelist():
+        if member.startswith("tables/"):
+            _, name, title = member.removesuffix(".npy").split("/")
+            tables[name][title] = column(archive.read(member))
+    check_document(document)
+    check_tables(tables, document)
     return Profile(document, tables)
 
 
@@ -167,7 +129,6 @@ __all__ = [
     "Rows",
     "Table",
     "load",
-    "replace",
     "reports_in",
     "rows",
     "save",

@@ -114,8 +114,9 @@ class _Pages:
         tables = {**self.profile.tables, "spans": _spans(self.runs)}
         try:
             self._save(self.folder, Profile({**self.profile.document, "execution": execution}, tables))
-        except OSError as error:
-            warn_once(("report", self.folder), f"The report cannot be written to {self.folder}: {error}")
+        except (OSError, ValueError) as error:  # the latter for folders that cannot be: with a NUL in their name
+            where = str(self.folder).encode(errors="backslashreplace").decode()
+            warn_once(("report", self.folder), f"The report cannot be written to {where!r}: {error}")
         self.stale = False
 
     def finish(self) -> None:
@@ -133,7 +134,10 @@ class Reporter:
         self._measures = is_true(settings, "autoReport.outputExecutionProfile", everything)
         each = "autoReport.streamAtEachRun"
         self._stream = is_true(settings, each) if each in settings else None
-        folder = Path(settings.get("autoReport.directory", ".")) / name
+        name = name.encode(errors="replace").decode()
+        folder = Path(settings.get("autoReport.directory", ".")) / folder_name(name)
+        if folder.name != name:
+            warn_once(("report folder", name), f"The report of the model {name!r} is in the folder {folder.name!r}.")
         self._pages = _Pages(folder, build_profile(estimate, name, settings), _run_count(settings), save)
         self._began = time.perf_counter()
         self._pages.write()
@@ -176,6 +180,21 @@ class Reporter:
     def finish(self) -> None:
         """Write what is missing; nothing is written afterwards."""
         self._finish()
+
+
+_LONGEST_NAME = 200
+
+
+def folder_name(name: str) -> str:
+    """The name of a folder for a model of any name: one folder in the one for reports, and no other.
+
+    >>> folder_name("bert-large"), folder_name("google/bert"), folder_name("..")
+    ('bert-large', 'google_bert', '_')
+    """
+    kept = "".join(letter if letter.isprintable() and letter not in "/\\" else "_" for letter in name)
+    while len(kept.encode()) > _LONGEST_NAME:
+        kept = kept[:-1]
+    return "_" if kept.strip(". ") == "" else kept
 
 
 def _run_count(settings: Mapping[str, str]) -> int:

@@ -116,15 +116,15 @@ def parse_faults(text: str) -> FaultList:
 def _fault(reader: _Reader, word: str, item: tuple[int, int], end: int, number: int) -> Fault:
     names = [kind.value for kind in FaultKind]
     if word.lower() not in names:
-        reader.fail(item[0], f"{word!r} is no kind of fault; use {_any_of(names)}")
+        reader.fail(item[0], f"{_short(word)!r} is no kind of fault; use {_any_of(names)}")
     fault, given = Fault(FaultKind(word.lower()), number), set[str]()
     if end < item[1]:
         if reader.text[end] != ":":
-            reader.fail(end, f"a ':' is expected between {word!r} and its settings")
+            reader.fail(end, f"a ':' is expected between {_short(word)!r} and its settings")
         for start, stop in reader.parts(end + 1, item[1], ","):
             name, equals = reader.word(start, stop, "=")
             if name not in fault.kind.settings:
-                reader.fail(start, f"{word} has no setting {name!r}; use {_any_of(fault.kind.settings)}")
+                reader.fail(start, f"{word} has no setting {_short(name)!r}; use {_any_of(fault.kind.settings)}")
             if name in given:
                 reader.fail(start, f"{name!r} is set twice")
             given.add(name)
@@ -142,9 +142,10 @@ class _Reader:
         self.text = text
 
     def fail(self, at: int, what: str) -> NoReturn:
+        line, place = _around(self.text, at)
         raise createPoptorchError(
             f"The environment variable {environment.FAULTS.name} is not understood at position {at + 1}: {what}.\n"
-            f"  {self.text}\n  {' ' * at}^"
+            f"  {line}\n  {' ' * place}^"
         )
 
     def trimmed(self, start: int, stop: int) -> tuple[int, int]:
@@ -228,6 +229,28 @@ _VALUES = {
     "seconds": _Value(lambda text: _decimal(text, _LONGEST_S), f"a number from 0 to {_LONGEST_S:.0f}", "0.5"),
     "program": _Value(lambda text: text if text in ("training", "inference") else None, "a kind of model", "training"),
 }
+
+
+_LONGEST_WORD, _LONGEST_LINE = 40, 100
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}..."
+
+
+def _around(text: str, at: int) -> tuple[str, int]:
+    """One line of a text that may be any, with a place in it, and where in the line that is.
+
+    >>> _around("x" * 1000, 500)[1], len(_around("x" * 1000, 500)[0])
+    (53, 106)
+    >>> _around("one\\ntwo", 4)
+    ('one two', 4)
+    """
+    start = 0 if len(text) <= _LONGEST_LINE else max(0, at - _LONGEST_LINE // 2)
+    end = start + _LONGEST_LINE
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[start:end])
+    before, after = "..." if start else "", "..." if end < len(text) else ""
+    return f"{before}{shown}{after}", at - start + len(before)
 
 
 def _any_of(names: tuple[str, ...] | list[str]) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import poptorch_files
 from poptorch.errors import Error
-from poptorch.executable import file as container
 from poptorch.host.store import cache
 
 _NAME = re.compile(rf"[0-9a-f]{{32,64}}{re.escape(cache.EXTENSION)}")
@@ -88,4 +88,4 @@ def to_remove(found: Sequence[Entry], oldest: float | None, max_size: int | None
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed programs left."""
     for folder in _folders(directory):
-        container.remove_unfinished(folder)
+        poptorch_files.remove_unfinished(folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from poptorch import environment
 from poptorch.errors import createPoptorchError
+from poptorch_files import quietly_replaced
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
@@ -64,7 +65,7 @@ def buildCustomOp(
     if not (library.is_file() and stamp.is_file() and stamp.read_text() == digest):
         library.parent.mkdir(parents=True, exist_ok=True)
         _compile(command, paths, library, flags)
-        stamp.write_text(digest)
+        quietly_replaced(stamp, digest.encode())  # without it, the library is built again next time
     if load:
         _load(str(library.resolve()), digest)
     return str(library)

@@ -13,6 +13,7 @@ from poptorch.report.page.comparing import compare
 from poptorch.report.page.content import Content, calls_of, model_of
 from poptorch.report.page.packing import as_text
 from poptorch.report.page.rendering import PackedReport, render
+from poptorch_files import replace
 
 PAGE = "report.html"
 COMPARISON = "comparison.html"
@@ -65,7 +66,7 @@ def _write(file: Path, title: str, reports: Sequence[PackedReport], comparison: 
             f"python -m poptorch report {file.parent}",
         )
         return None
-    files.replace(file, text.encode())
+    replace(file, text.encode(errors="replace"))
     return file
 
 
