@@ -50,7 +50,7 @@ class Replay:
 
     def run(
         self, micro_batch: MicroBatch, position: int, weights: Mapping[str, torch.Tensor] = MappingProxyType({})
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Sequence[torch.Tensor]:
         """The outputs of a micro-batch; ``position`` is its number among those that its replica has ever run.
 
         ``weights`` are other values of parameters than those that the device holds.

@@ -16,7 +16,7 @@ from poptorch.compiler.pipeline import HOST_PASSES, lower
 from poptorch.compiler.plan import whole_stage
 from poptorch.errors import createPoptorchError
 from poptorch.executable.host_code import ELSEWHERE, Code, HostCode, HostStage
-from poptorch.host.factoring import generate_factored
+from poptorch.host.factoring import NO_PRODUCTS, in_factors
 from poptorch.host.grouping.choice import group
 from poptorch.host.interpret.code import generate, generate_flat, generate_step
 from poptorch.host.levels import calls_at_first_level, level_for
@@ -60,6 +60,14 @@ class Build:
         return device.plan.whole and device.loop.replicas == 1 and not device.settings.groups
 
 
+    def listing(self) -> str:
+        """What there is so far: host programs, or else the program that they will compute."""
+        parts = [] if self.step is None else [str(self.step)]
+        parts += [f"{stage.description.label}: {stage.code}" for stage in self.stages]
+        parts += [str(code) for code in (*([] if self.update is None else [self.update]), *self.shards)]
+        return "\n\n".join(parts) or str(self.program)
+
+
 @dataclass(frozen=True)
 class Step:
     """One decision about the host; ``apply`` says what it did."""
@@ -96,7 +104,7 @@ def divide(build: Build) -> str:
             return "as on IPUs"
         build.program, _ = copy_of(device.undivided)
     context = Context(PassSettings(division=plan.ordering.division, recomputation=mode))
-    lower(build.program, context, HOST_PASSES, [] if build.dump is None else [build.dump.of_host()])
+    lower(build.program, context, HOST_PASSES, [] if build.dump is None else [build.dump])
     assert tuple(context.divided.parts) == plan.parts
     if not plan.whole:
         build.cut = split(build.program, context.divided, context.carried)
@@ -124,9 +132,8 @@ def generate_stages(build: Build) -> str:
 
 def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool) -> Code:
     positions = bucket_positions(program, buckets)
-    if accumulates:
-        return generate_factored(program, lambda factored, wider: generate(factored, buckets=wider), positions)
-    return generate(program, buckets=positions)
+    program, products = in_factors(program) if accumulates else (program, NO_PRODUCTS)
+    return generate(program, buckets=positions, products=products)
 
 
 def exchanged_buckets(device: DeviceProgram, program: Program) -> tuple[tuple[str, ...], ...]:
@@ -182,7 +189,7 @@ HOST_STEPS: tuple[Step, ...] = (
 def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
     """Interpreted code for a device program; ``native_after`` says when native code is to replace it.
 
-    ``dump`` takes the host's own copy of the program after each pass, where it has one.
+    ``dump`` takes what there is after each step: first the program, then the host programs that compute it.
     """
     _check_values_exist(device.undivided)
     build = Build(device, device.undivided, dump)
@@ -190,6 +197,8 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
     for step in HOST_STEPS:
         log.append(f"{step.name}: {step.apply(build)}")
         logger.debug("Host %s", log[-1])
+        if dump is not None:
+            dump.write(step.name, build.listing())
     plan = device.plan
     return HostCode(
         program=build.program,
