@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "executable": {*FOUNDATION, "program", "compiler.passes", "compiler"},
     "runtime.values": {*FOUNDATION, "program"},
     "host.cost": {*FOUNDATION, "ops", "program"},
-    "host.grouping": {*FOUNDATION, "ops", "placement", "program", "compiler", "host.cost"},
+    "host.grouping": {*FOUNDATION, "ops", "placement", "program", "compiler", "executable", "host.cost"},
     "host.running": {*FOUNDATION, "program", "executable", "runtime.values"},
     "host.factoring": {*FOUNDATION, "program"},
     "host.interpret": {

@@ -10,9 +10,9 @@ import torch
 
 from poptorch.compiler.passes.stages import Edge, StageProgram
 from poptorch.compiler.passes.writes import Carried
+from poptorch.executable.groups import HostLoop
 from poptorch.executable.host_program import HostProgram
 from poptorch.program.graphs import acts_in_order
-from poptorch.program.loop import Loop
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
 
@@ -99,7 +99,7 @@ class HostCode:
     program: Program
     """What the stages compute together: one micro-batch, or a group of several."""
 
-    loop: Loop
+    loop: HostLoop
     """The loop of the device program, with the size of the groups."""
 
     stages: tuple[HostStage, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,16 +9,17 @@ from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.observers import Dump
 from poptorch.compiler.passes.context import Context, PassSettings
-from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.stages import Cut, split
-from poptorch.compiler.pipeline import HOST_PASSES, lower
+from poptorch.compiler.pipeline import lower
 from poptorch.compiler.plan import whole_stage
 from poptorch.errors import createPoptorchError
+from poptorch.executable.groups import HostLoop, group_size_of
 from poptorch.executable.host_code import ELSEWHERE, Code, HostCode, HostStage
 from poptorch.host.factoring import NO_PRODUCTS, in_factors
 from poptorch.host.grouping.choice import group
 from poptorch.host.interpret.code import generate, generate_flat, generate_step
 from poptorch.host.levels import calls_at_first_level, level_for
+from poptorch.host.recomputation import dividing_passes, own_way
 from poptorch.host.width import width
 from poptorch.program.finality import gradient_buckets
 from poptorch.program.graphs import copy_of
@@ -51,7 +51,7 @@ class Build:
 
     @property
     def is_grouped(self) -> bool:
-        return self.program.group_size > 1
+        return group_size_of(self.program) > 1
 
     @property
     def is_alone(self) -> bool:
@@ -89,22 +89,20 @@ def group_micro_batches(build: Build) -> str:
     """Compute several micro-batches at once, where their rows are few."""
     with tracing():
         build.program = group(build.device)
-    return f"groups of {build.program.group_size}" if build.is_grouped else "one micro-batch at a time"
+    return f"groups of {group_size_of(build.program)}" if build.is_grouped else "one micro-batch at a time"
 
 
 def divide(build: Build) -> str:
     """Cut the program into the stages of the plan, with the recomputation that pays on a host."""
     device, plan = build.device, build.device.plan
-    mode = device.recomputation
-    if device.settings.recomputation is None and mode is Recomputation.PIPELINE and not plan.whole:
-        mode = Recomputation.CHEAP  # what pays on an IPU costs a host more than it saves
+    own = own_way(device)
     if not build.is_grouped:
-        if mode is device.recomputation or not device.settings.training:
+        if own is None:
             build.program = device.program
             return "as on IPUs"
         build.program, _ = copy_of(device.undivided)
-    context = Context(PassSettings(division=plan.ordering.division, recomputation=mode))
-    lower(build.program, context, HOST_PASSES, [] if build.dump is None else [build.dump])
+    context = Context(PassSettings(division=plan.ordering.division, recomputation=device.recomputation))
+    lower(build.program, context, dividing_passes(own), [] if build.dump is None else [build.dump])
     assert tuple(context.divided.parts) == plan.parts
     if not plan.whole:
         build.cut = split(build.program, context.divided, context.carried)
@@ -202,7 +200,7 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
     plan = device.plan
     return HostCode(
         program=build.program,
-        loop=dataclasses.replace(device.loop, group_size=build.program.group_size),
+        loop=HostLoop.of(device.loop, group_size_of(build.program)),
         stages=build.stages,
         edges=plan.edges if build.cut is None else tuple(build.cut.edges),
         carried=plan.carried if build.cut is None else tuple(build.cut.carried),
