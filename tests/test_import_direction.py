@@ -20,6 +20,7 @@ import pytest
 
 from poptorch.compiler.pipeline import DEVICE_PASSES
 from poptorch.host.build import HOST_STEPS
+from poptorch.host.native.passes import KERNEL_PASSES
 from poptorch.host.native_code import NATIVE_STEPS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
@@ -68,13 +69,20 @@ ALLOWED: dict[str, set[str]] = {
     "executable": {*FOUNDATION, "program", "compiler.passes", "compiler"},
     "runtime.values": {*FOUNDATION, "program"},
     "host.cost": {*FOUNDATION, "ops", "program"},
-    "host.grouping": {*FOUNDATION, "ops", "placement", "program", "compiler", "host.cost"},
-    "host.interpret": {*FOUNDATION, "ops", "program", "executable", "runtime.values"},
-    "host.native": {*FOUNDATION, "ops", "program", "executable", "runtime.values", "host.interpret"},
-    "host.store": {*FOUNDATION, "program", "compiler", "executable", "host.native"},
+    "host.grouping": {*FOUNDATION, "ops", "placement", "program", "compiler", "executable", "host.cost"},
+    "host.running": {*FOUNDATION, "program", "executable", "runtime.values"},
+    "host.factoring": {*FOUNDATION, "program"},
+    "host.interpret": {
+        *FOUNDATION, "ops", "program", "executable", "runtime.values", "host.running", "host.factoring",
+    },
+    "host.native": {
+        *FOUNDATION, "ops", "program", "executable", "runtime.values", "host.interpret", "host.running",
+        "host.factoring",
+    },
+    "host.store": {*FOUNDATION, "program", "compiler", "executable", "host.native", "host.running"},
     "host": {
         *FOUNDATION, *ROAD, "compiler", "compiler.passes", "executable", "runtime.values",
-        "host.cost", "host.grouping", "host.interpret", "host.native", "host.store",
+        "host.cost", "host.grouping", "host.interpret", "host.native", "host.store", "host.running", "host.factoring",
     },
     "runtime": {
         *FOUNDATION, "profiling", "program", "schedule", "devices", "compiler", "compiler.passes", "executable",
@@ -265,6 +273,7 @@ def test_the_page_lists_the_passes_and_the_steps() -> None:
     assert table("compiler pass") == [[step.name, step.reason] for step in DEVICE_PASSES]
     assert table("host step") == [[step.name, step.reason] for step in HOST_STEPS]
     assert table("part of the native code") == [[step.name, step.reason] for step in NATIVE_STEPS]
+    assert table("kernel pass") == [[step.name, step.reason] for step in KERNEL_PASSES]
 
 
 def test_every_name_on_the_page_exists() -> None:

@@ -15,7 +15,7 @@ from poptorch.compiler.passes.context import Context, PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.slots import Division
 from poptorch.compiler.passes.summary import UNCHANGED
-from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, HOST_PASSES, WHOLE_PASSES, Pass, lower
+from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, WHOLE_PASSES, Pass, lower
 from poptorch.program.opinfo import info_of
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role, is_write
@@ -94,7 +94,6 @@ def test_every_pass_has_a_name_and_a_reason_and_is_there_once() -> None:
     assert len(set(names)) == len(names) == 15
     assert all(step.reason for step in DEVICE_PASSES)
     assert (*WHOLE_PASSES, *DIVIDING_PASSES) == DEVICE_PASSES
-    assert HOST_PASSES == DIVIDING_PASSES
 
 
 def test_all_passes_run_and_say_so_where_they_have_nothing_to_do(monkeypatch) -> None:
@@ -276,7 +275,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Program:
 
 def dividing(program: Program, **settings: Any) -> Context:
     context = Context(PassSettings(**settings))
-    lower(program, context, HOST_PASSES)
+    lower(program, context, DIVIDING_PASSES)
     return context
 
 

@@ -59,7 +59,7 @@ def with_attack(sections):
     """Python text that does something else."""
     name = next(name for name in sections if name.startswith("code/"))
     content = json.loads(sections[name])
-    kernel = next(entry["kernel"] for entry in content["objects"] if "kernel" in entry)
+    kernel = next(entry["code"] for entry in content["program"]["kernels"] if "code" in entry)
     kernel["source"] = ATTACK + kernel["source"]
     return {**sections, name: json.dumps(content)}
 

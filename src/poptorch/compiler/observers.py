@@ -65,8 +65,14 @@ class Dump:
         """The program as the pass left it."""
         self._write(step.name.replace(" ", "-"), program)
 
+    def write(self, name: str, listing: str) -> None:
+        """A file for something else."""
+        self._put(name.replace(" ", "-"), listing)
+
     def _write(self, name: str, program: Program) -> None:
-        listing = str(program)
+        self._put(name, str(program))
+
+    def _put(self, name: str, listing: str) -> None:
         text = UNCHANGED if listing == self._latest else listing
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ WHOLE_PASSES: tuple[Pass, ...] = (
     Pass("watch gradients", watch_gradients, "automatic loss scaling needs counts of large gradients"),
     Pass("own outputs", own_outputs, "after all that adds outputs: no two of them may share memory"),
 )
-"""What is done to the model as a whole; the programs of device and host are the same until here."""
+"""What is done to the model as a whole."""
 
 DIVIDING_PASSES: tuple[Pass, ...] = (
     Pass("assign slots", assign_slots, "which part of the model, forward or backward, runs an operation"),
@@ -72,9 +72,6 @@ DIVIDING_PASSES: tuple[Pass, ...] = (
 
 DEVICE_PASSES = (*WHOLE_PASSES, *DIVIDING_PASSES)
 """From the captured program to what an IPU runs."""
-
-HOST_PASSES = DIVIDING_PASSES
-"""For the host's own copy of the whole program: the same passes with settings of their own."""
 
 
 def lower(
@@ -98,4 +95,4 @@ def lower(
     program.graph_module.recompile()
 
 
-__all__ = ["DEVICE_PASSES", "DIVIDING_PASSES", "HOST_PASSES", "WHOLE_PASSES", "Observer", "Pass", "lower"]
+__all__ = ["DEVICE_PASSES", "DIVIDING_PASSES", "WHOLE_PASSES", "Observer", "Pass", "lower"]

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from poptorch.compiler.passes.stages import Edge, StageProgram
 from poptorch.compiler.passes.writes import Carried
+from poptorch.executable.groups import HostLoop
+from poptorch.executable.host_program import HostProgram
 from poptorch.program.graphs import acts_in_order
-from poptorch.program.loop import Loop
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
 
-Runner = Callable[..., tuple[torch.Tensor, ...]]
+Runner = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Code:
-    """A Python function made from a graph, with the source for people to read."""
+    """A function of the host, ready to run."""
 
     run: Runner
     source: str
+    """What runs, for people: straight-line Python, or the steps of the program."""
+
+    program: HostProgram | None = None
+    """What runs, as data; ``None`` for what this process does not run."""
+
+    def __str__(self) -> str:
+        return self.source if self.program is None else str(self.program)
 
 
 def _elsewhere(*arguments: object) -> tuple[torch.Tensor, ...]:
@@ -90,7 +99,7 @@ class HostCode:
     program: Program
     """What the stages compute together: one micro-batch, or a group of several."""
 
-    loop: Loop
+    loop: HostLoop
     """The loop of the device program, with the size of the groups."""
 
     stages: tuple[HostStage, ...]
@@ -123,6 +132,23 @@ class HostCode:
 
     log: tuple[str, ...] = ()
     """What was decided about the host, for people."""
+
+    def __str__(self) -> str:
+        return "\n".join(self._listing())
+
+    def _listing(self) -> Iterator[str]:
+        """What was decided, and each host program that runs: a step is all that does, if there is one."""
+        yield f"host code: {self.width} {'tasks' if self.width > 1 else 'task'} at a time"
+        for line in self.log:
+            yield f"  {line}"
+        if self.step is not None and self.loop.replicas_of_job == self.loop.replicas:
+            yield f"each micro-batch with its update:\n{self.step}"
+            return
+        for stage in self.stages:
+            yield f"{stage.description.label if len(self.stages) > 1 else 'each micro-batch'}:\n{stage.code}"
+        updates = self.shards or (() if self.update is None else (self.update,))
+        for update in updates:
+            yield f"after each round:\n{update}"
 
     @property
     def gradients(self) -> tuple[tuple[str, ...], ...]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import torch
 
+from poptorch.executable.groups import HostLoop
 from poptorch.host.interpret.code import generate, generate_flat
 from poptorch.host.interpret.lines import Watch
 from poptorch.ops.effects import is_ordered
@@ -32,7 +33,7 @@ class Replay:
         self.program = _without_prints(device.undivided)
         """One micro-batch of the whole model, before it was divided and grouped."""
 
-        self._loop = dataclasses.replace(device.loop, group_size=1)
+        self._loop = HostLoop.of(device.loop)
         self._blocks = input_blocks(self._loop, inputs)
         self._run = generate(self.program, watch).run
         self._written = {(port.role, port.name) for port in self.program.mutated()}
@@ -50,7 +51,7 @@ class Replay:
 
     def run(
         self, micro_batch: MicroBatch, position: int, weights: Mapping[str, torch.Tensor] = MappingProxyType({})
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Sequence[torch.Tensor]:
         """The outputs of a micro-batch; ``position`` is its number among those that its replica has ever run.
 
         ``weights`` are other values of parameters than those that the device holds.
@@ -85,7 +86,7 @@ class UpdateReplay:
     def __init__(self, engine: Engine) -> None:
         executable, update = engine.executable, engine.executable.update
         assert update is not None
-        alone = dataclasses.replace(executable.code, loop=dataclasses.replace(executable.device.loop, group_size=1))
+        alone = dataclasses.replace(executable.code, loop=HostLoop.of(executable.device.loop))
         self._engine = engine
         self._update = update
         stages = [[executable.program.gradients]]

@@ -19,7 +19,7 @@ from poptorch.capture.arguments import BoundCall, InputNormaliser, check_device
 from poptorch.capture.front_end import FrontEnd
 from poptorch.capture.structure import unflatten
 from poptorch.compiler.lowering import STAGES, lower_for_device
-from poptorch.compiler.observers import requested_dump
+from poptorch.compiler.observers import Dump, requested_dump
 from poptorch.compiler.plan import Plan
 from poptorch.compiler.request import CompileRequest, is_offline, uses_ipu_model
 from poptorch.enums import ConnectionType
@@ -144,6 +144,7 @@ class Session:
         example: BoundCall,
         executable: Executable,
         store: CodeStore,
+        dump: Dump | None = None,
         job: Job | None = None,
     ) -> None:
         self.wrapped = wrapped
@@ -159,6 +160,7 @@ class Session:
         self.store = store
         """Where native code comes from, and what there is of it."""
 
+        self._dump = dump
         exchange, team = (None, None) if job is None else (job.exchange(executable), job.team)
         self.engine = engine = Engine(executable, exchange, team, replica_network(wrapped.options, executable))
         self._random = RandomState(engine, _seed(wrapped.options))
@@ -416,7 +418,8 @@ class Session:
     def _use_native_code(self, progress: Progress) -> None:
         executable = self.executable
         with self.engine.trace.span(SpanKind.COMPILE, label="native code"):
-            self.install(native_code(executable.device, executable.code, self.store, progress))
+            code = native_code(executable.device, executable.code, self.store, progress, self._dump)
+            self.install(code)
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
@@ -524,7 +527,7 @@ def _compiled(
     stored: StoredExecutable | None,
     progress: Progress,
     trace: Trace,
-) -> tuple[Executable, CodeStore]:
+) -> tuple[Executable, CodeStore, Dump | None]:
     options = wrapped.options
     request = wrapped.request(call)
     dump = requested_dump(request.training)
@@ -532,6 +535,7 @@ def _compiled(
     if options.connection_type == ConnectionType.Always:
         target.attach(device.local_ipus)
     progress.begin("code")
+    dump = None if dump is None else dump.of_host()
     with trace.span(SpanKind.COMPILE, label="host code"):
         executable = Executable(device, build_host(device, dump))
     backend.debug("Finished Poplar compilation")
@@ -539,4 +543,4 @@ def _compiled(
     if stored is not None:
         stored.check(device)
     directory = None if uses_ipu_model(options) else caching.cache_directory(options)
-    return executable, caching.code_store(executable, directory, None if stored is None else stored.file)
+    return executable, caching.code_store(executable, directory, None if stored is None else stored.file), dump

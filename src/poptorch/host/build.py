@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,17 +9,18 @@ from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.observers import Dump
 from poptorch.compiler.passes.context import Context, PassSettings
-from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.slots import Division
 from poptorch.compiler.passes.stages import Cut, split
-from poptorch.compiler.pipeline import HOST_PASSES, lower
+from poptorch.compiler.pipeline import lower
 from poptorch.compiler.plan import whole_stage
 from poptorch.errors import createPoptorchError
+from poptorch.executable.groups import HostLoop, group_size_of
 from poptorch.executable.host_code import ELSEWHERE, Code, HostCode, HostStage
-from poptorch.host.factoring import generate_factored
+from poptorch.host.factoring import NO_PRODUCTS, in_factors
 from poptorch.host.grouping.choice import group
 from poptorch.host.interpret.code import generate, generate_flat, generate_step
 from poptorch.host.levels import calls_at_first_level, level_for
+from poptorch.host.recomputation import dividing_passes, own_way
 from poptorch.host.width import width
 from poptorch.program.finality import gradient_buckets
 from poptorch.program.graphs import copy_of
@@ -52,13 +52,21 @@ class Build:
 
     @property
     def is_grouped(self) -> bool:
-        return self.program.group_size > 1
+        return group_size_of(self.program) > 1
 
     @property
     def is_alone(self) -> bool:
         """Whether one stage on one replica is everything."""
         device = self.device
         return device.plan.whole and device.loop.replicas == 1 and not device.settings.groups
+
+
+    def listing(self) -> str:
+        """What there is so far: host programs, or else the program that they will compute."""
+        parts = [] if self.step is None else [str(self.step)]
+        parts += [f"{stage.description.label}: {stage.code}" for stage in self.stages]
+        parts += [str(code) for code in (*([] if self.update is None else [self.update]), *self.shards)]
+        return "\n\n".join(parts) or str(self.program)
 
 
 @dataclass(frozen=True)
@@ -82,23 +90,21 @@ def group_micro_batches(build: Build) -> str:
     """Compute several micro-batches at once, where their rows are few."""
     with tracing():
         build.program = group(build.device)
-    return f"groups of {build.program.group_size}" if build.is_grouped else "one micro-batch at a time"
+    return f"groups of {group_size_of(build.program)}" if build.is_grouped else "one micro-batch at a time"
 
 
 def divide(build: Build) -> str:
     """Cut the program into the stages of the plan, with the recomputation that pays on a host."""
     device, plan = build.device, build.device.plan
-    mode = device.recomputation
-    if device.settings.recomputation is None and mode is Recomputation.PIPELINE and not plan.whole:
-        mode = Recomputation.CHEAP  # what pays on an IPU costs a host more than it saves
+    own = own_way(device)
     if not build.is_grouped:
-        if mode is device.recomputation or not device.settings.training:
+        if own is None:
             build.program = device.program
             return "as on IPUs"
         build.program, _ = copy_of(device.undivided)
     division = Division.WHOLE if plan.whole else plan.ordering.division
-    context = Context(PassSettings(division=division, recomputation=mode))
-    lower(build.program, context, HOST_PASSES, [] if build.dump is None else [build.dump.of_host()])
+    context = Context(PassSettings(division=division, recomputation=device.recomputation))
+    lower(build.program, context, dividing_passes(own), [] if build.dump is None else [build.dump])
     if not plan.whole:
         if tuple(context.divided.parts) != plan.parts:  # nothing is left of a part where micro-batches are stacked
             build.program = device.program
@@ -128,9 +134,8 @@ def generate_stages(build: Build) -> str:
 
 def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool) -> Code:
     positions = bucket_positions(program, buckets)
-    if accumulates:
-        return generate_factored(program, lambda factored, wider: generate(factored, buckets=wider), positions)
-    return generate(program, buckets=positions)
+    program, products = in_factors(program) if accumulates else (program, NO_PRODUCTS)
+    return generate(program, buckets=positions, products=products)
 
 
 def exchanged_buckets(device: DeviceProgram, program: Program) -> tuple[tuple[str, ...], ...]:
@@ -186,7 +191,7 @@ HOST_STEPS: tuple[Step, ...] = (
 def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
     """Interpreted code for a device program; ``native_after`` says when native code is to replace it.
 
-    ``dump`` takes the host's own copy of the program after each pass, where it has one.
+    ``dump`` takes what there is after each step: first the program, then the host programs that compute it.
     """
     _check_values_exist(device.undivided)
     build = Build(device, device.undivided, dump)
@@ -194,10 +199,12 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
     for step in HOST_STEPS:
         log.append(f"{step.name}: {step.apply(build)}")
         logger.debug("Host %s", log[-1])
+        if dump is not None:
+            dump.write(step.name, build.listing())
     plan = device.plan
     return HostCode(
         program=build.program,
-        loop=dataclasses.replace(device.loop, group_size=build.program.group_size),
+        loop=HostLoop.of(device.loop, group_size_of(build.program)),
         stages=build.stages,
         edges=plan.edges if build.cut is None else tuple(build.cut.edges),
         carried=plan.carried if build.cut is None else tuple(build.cut.carried),

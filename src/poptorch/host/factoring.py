@@ -7,78 +7,51 @@ more than that. So generated code returns the factors, wherever they take no mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from poptorch.executable.host_code import Code, Runner
-from poptorch.host.interpret.hand_outs import Buckets
 from poptorch.program.graphs import copy_of, remove_dead_code, storage_root
 from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, is_write, value_of
-from poptorch.runtime.values.factored import Gradient, Product
 
 aten = torch.ops.aten
 _TYPES = (torch.float32, torch.float64)
-_Places = Sequence[tuple[int, tuple[bool, bool]]]
-"""Where products are, and which of their factors are transposed."""
 
 
-def generate_factored(
-    program: Program, generate: Callable[[Program, Buckets], Code], buckets: Buckets = ()
-) -> Code:
-    """Like ``generate``, with each gradient that is better not multiplied as a :class:`Product` among the outputs.
+@dataclass(frozen=True)
+class RightFactor:
+    """What an output must be multiplied by to be a gradient."""
 
-    ``buckets`` are positions of gradients that the code hands out instead of returning them.
-    """
+    position: int
+    """Where it is among the outputs."""
+
+    transposed: tuple[bool, bool]
+    """Whether the left and the right factor are to be transposed first."""
+
+
+Products = Mapping[int, RightFactor]
+"""The outputs that are left factors, by position, in order."""
+
+NO_PRODUCTS: Products = {}
+
+
+def in_factors(program: Program) -> tuple[Program, Products]:
+    """The program with each gradient that is better not multiplied in two factors; right ones follow all outputs."""
     found = _products(program)
     if not found:
-        return generate(program, buckets)
+        return program, NO_PRODUCTS
     count = len(program.outputs)
-    factor_at = {at: count + i for i, at in enumerate(found)}
-    factored = _with_factors(program, list(found.values()))
-    wider = [[*bucket, *(factor_at[at] for at in bucket if at in found)] for bucket in buckets]
-    generated = generate(factored, wider)
-    if buckets:
-        portions = [[(i, found[at].transposed) for i, at in enumerate(b) if at in found] for b in buckets]
-        return Code(_handing_products(generated.run, portions), generated.source)
-    return Code(_returning_products(generated.run, count, found), generated.source)
+    rights = {at: RightFactor(count + i, f.transposed) for i, (at, f) in enumerate(found.items())}
+    return _with_factors(program, list(found.values())), rights
 
 
-def _returning_products(run: Runner, count: int, found: Mapping[int, _Factors]) -> Runner:
-    places = [(at, f.transposed) for at, f in found.items()]
-
-    def run_factored(*arguments: Any) -> Any:
-        outputs = run(*arguments)
-        return _joined(outputs[:count], outputs[count:], places)
-
-    return run_factored
-
-
-def _handing_products(run: Runner, portions: Sequence[_Places]) -> Runner:
-    """The same where gradients are handed out; ``portions`` are the places of products in each bucket."""
-
-    def run_handing(*arguments: Any) -> Any:
-        *others, hand = arguments
-
-        def hand_products(bucket: int, values: Sequence[torch.Tensor]) -> None:
-            places = portions[bucket]
-            count = len(values) - len(places)
-            hand(bucket, _joined(values[:count], values[count:], places))
-
-        return run(*others, hand_products)
-
-    return run_handing
-
-
-def _joined(values: Sequence[torch.Tensor], factors: Sequence[torch.Tensor], places: _Places) -> list[Gradient]:
-    whole: list[Gradient] = list(values)
-    for (at, transposed), right in zip(places, factors, strict=True):
-        whole[at] = Product(values[at], right, transposed)
-    return whole
+def with_right_factors(buckets: Sequence[Sequence[int]], products: Products) -> list[list[int]]:
+    """Positions of gradients that leave together, with those of the factors that must leave with them behind."""
+    return [[*bucket, *(products[at].position for at in bucket if at in products)] for bucket in buckets]
 
 
 @dataclass(frozen=True)

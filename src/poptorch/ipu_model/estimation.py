@@ -73,8 +73,6 @@ def estimate(
     if not isinstance(options, Options):
         raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     request = request_for(model, options, example_inputs, keywords, optimizer)
-    # It costs nothing on IPUs, which recompute activations all the same; a host does not, and its program would show.
-    request.options.Precision.enableStochasticRounding(False)
     return estimate_program(lower_for_device(request), chip)
 
 
@@ -142,8 +140,6 @@ def _assumptions(device: DeviceProgram, chip: Architecture, io_tiles: int) -> tu
         "tensors without a plan are spread evenly over tiles; "
         f"{FRAGMENTATION:.0%} of the memory that is not always live is lost between tensors",
     ]
-    if device.settings.numerics.stochastic_rounding and device.update is not None:
-        found.append("with stochastic rounding nothing is computed again, as in the program that this host runs")
     if device.settings.backend.get("enableOutlining", True):
         found.append("equal operations on an IPU share their code (enableOutlining)")
     if device.ipus_per_replica > 1:

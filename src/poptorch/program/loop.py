@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from poptorch.enums import CommGroupType, OutputMode
 from poptorch.errors import createPoptorchError
 
-MANY_REPLICAS = 4
-"""From here on memory counts more than the speed of small products: all of them hold activations at once."""
-
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -26,8 +23,8 @@ class Loop:
     """The nest of loops inside one call, slowest first: device iterations, accumulation steps, replicas.
 
     >>> loop = Loop(device_iterations=2, gradient_accumulation=1, replicas=2)
-    >>> [loop.input_block(micro_batch) for micro_batch in loop.micro_batches()]
-    [0, 1, 2, 3]
+    >>> [(micro_batch.iteration, micro_batch.replica) for micro_batch in loop.micro_batches()]
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
 
     device_iterations: int = 1
@@ -42,10 +39,6 @@ class Loop:
 
     all_replicas: int = 0
     """How many replicas there are in all processes; 0: only those of this one."""
-
-    group_size: int = 1
-    """How many micro-batches of a replica the host computes at once; never some of before and some of after an update.
-    """
 
     @property
     def input_groups(self) -> int:
@@ -82,34 +75,6 @@ class Loop:
             for step in range(self.gradient_accumulation):
                 for replica in range(self.replicas):
                     yield MicroBatch(iteration, step, replica)
-
-    @property
-    def groups_per_update(self) -> int:
-        return self.micro_batches_per_update // self.group_size
-
-    def group_starts(self) -> Iterator[MicroBatch]:
-        """The first micro-batch of each group, in order."""
-        if self.group_size == 1:
-            return self.micro_batches()
-        step = self.gradient_accumulation
-        return (m for m in self.micro_batches() if (m.iteration * step + m.step) % self.group_size == 0)
-
-    def members(self, first: MicroBatch) -> tuple[MicroBatch, ...]:
-        """The micro-batches of the group that begins with ``first``."""
-        if self.group_size == 1:
-            return (first,)
-        if self.gradient_accumulation > 1:
-            return tuple(MicroBatch(first.iteration, first.step + i, first.replica) for i in range(self.group_size))
-        return tuple(MicroBatch(first.iteration + i, first.step, first.replica) for i in range(self.group_size))
-
-    def input_block(self, micro_batch: MicroBatch) -> int:
-        """Which slice of the inputs the group of a micro-batch reads."""
-        if self.input_group_type is CommGroupType.Orthogonal:
-            group = micro_batch.replica % self.input_groups
-        else:
-            group = micro_batch.replica // self.input_group_size
-        number = (micro_batch.iteration * self.gradient_accumulation + micro_batch.step) // self.group_size
-        return number * self.input_groups + group
 
     def multiplicity(self, mode: OutputMode | None = None, period: int | None = None) -> int:
         """How many blocks an output consists of."""

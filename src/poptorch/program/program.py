@@ -67,9 +67,6 @@ class Program:
     """Values of the constant ports."""
 
     training: bool
-    group_size: int = 1
-    """How many micro-batches it computes at once: the first dimension of inputs, results and anchors, if several."""
-
     loss_result: int | None = None
     """Position of the final loss among the results, if it is returned."""
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from poptorch.executable.executable import Executable
-from poptorch.program.loop import MANY_REPLICAS
+from poptorch.executable.groups import MANY_REPLICAS
 from poptorch.runtime.products import WaitingProducts
 from poptorch.runtime.values.factored import Gradient, Product
 from poptorch.runtime.workers import Rest

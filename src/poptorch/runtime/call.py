@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from poptorch.executable.groups import HostLoop
 from poptorch.profiling.trace import Trace
-from poptorch.program.loop import Loop, MicroBatch
+from poptorch.program.loop import MicroBatch
 from poptorch.runtime.loss_scale import Tally
 from poptorch.runtime.rounds import RoundExchange
 from poptorch.runtime.streams import OutputStream
@@ -44,8 +45,8 @@ class Call:
     """Takes gradients as soon as they are final, where there are other processes."""
 
 
-def input_blocks(loop: Loop, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:
-    """The inputs of every group of micro-batches, in the order of :meth:`Loop.input_block`."""
+def input_blocks(loop: HostLoop, inputs: Sequence[torch.Tensor]) -> Sequence[Sequence[torch.Tensor]]:
+    """The inputs of every group of micro-batches, in the order of :meth:`HostLoop.input_block`."""
     factor, size = loop.input_factor, loop.group_size
     if factor == 1 or not inputs:
         return [inputs] * factor

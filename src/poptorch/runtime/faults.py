@@ -17,7 +17,8 @@ from poptorch import environment
 from poptorch._logging import logger
 from poptorch.errors import Error, backend_error, error_context, recoverable_error, unrecoverable_error
 from poptorch.executable.executable import Executable
-from poptorch.program.loop import Loop, MicroBatch
+from poptorch.executable.groups import HostLoop
+from poptorch.program.loop import MicroBatch
 from poptorch.runtime.call import Call
 from poptorch.runtime.fault_text import Fault, FaultKind, FaultList, parse_faults
 from poptorch.runtime.tasks import Task
@@ -169,7 +170,7 @@ class ProgramFaults:
 class CallFaults:
     """The faults of one call. Those with a place wait for the first work there."""
 
-    def __init__(self, rehearsal: Rehearsal, strikes: Sequence[Strike], loop: Loop, only_ipu: int) -> None:
+    def __init__(self, rehearsal: Rehearsal, strikes: Sequence[Strike], loop: HostLoop, only_ipu: int) -> None:
         self._rehearsal = rehearsal
         self._strikes = strikes
         self._loop = loop

@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from poptorch.program.loop import MANY_REPLICAS
+from poptorch.executable.groups import MANY_REPLICAS
 from poptorch.runtime.values.factored import Product
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from poptorch.program.loop import Loop
+from poptorch.executable.groups import HostLoop
 from poptorch.runtime.values.random_source import GroupedRandom, RandomSource, mix
 
 _UPDATES = -1
@@ -15,7 +15,7 @@ _UPDATES = -1
 class RandomNumbers:
     """Seed and position. Keys have the *global* number of a replica: two processes draw different numbers."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: HostLoop) -> None:
         self._loop = loop
         self.seed: int | None = None
         self.position = 0

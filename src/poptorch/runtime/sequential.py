@@ -51,7 +51,7 @@ class SequentialRunner:
         """Run other code for the same program."""
         self._code = code
 
-    def run_once(self, inputs: Sequence[torch.Tensor], random: object) -> tuple[torch.Tensor, ...]:
+    def run_once(self, inputs: Sequence[torch.Tensor], random: object) -> Sequence[torch.Tensor]:
         """One micro-batch of an inference program that returns nothing but results."""
         memory = self._memory
         run = self._code.stages[0].code.run

@@ -10,7 +10,7 @@ from torch import nn
 
 import poptorch
 from poptorch.enums import CommGroupType
-from poptorch.program.loop import Loop
+from poptorch.executable.groups import HostLoop
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_the_user_may_say(monkeypatch, wanted, size):
 )
 def test_groups_are_all_micro_batches(iterations, groups, size, replicas, training, grouped):
     steps = groups * size if training else 1
-    loop = Loop(
+    loop = HostLoop(
         iterations if training else groups * size,
         steps,
         replicas,
@@ -145,7 +145,7 @@ def test_groups_are_all_micro_batches(iterations, groups, size, replicas, traini
         input_group_type=CommGroupType.Orthogonal if iterations % 2 else CommGroupType.Consecutive,
         group_size=size if steps > 1 or not training else 1,
     )
-    alone = Loop(
+    alone = HostLoop(
         loop.device_iterations, steps, replicas, loop.input_group_size, loop.input_group_type
     )
     found = {}

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import poptorch
 from poptorch.host import levels
-from poptorch.host.native import code as native
+from poptorch.host.native.draft import fakes_of
 from poptorch.host.native.forward_backward import find_seed, split
 from poptorch.host.native.inductor import fake_mode
 from poptorch.host.native.random_keys import with_keys
@@ -81,7 +81,7 @@ def test_the_derivative_of_gelu_is_kept_in_place_of_its_operand():
         graph_module = with_keys(program.graph_module)
         seed = find_seed(program, graph_module)
         assert seed is not None
-        sweeps = split(program, graph_module, seed, native._fakes(program))
+        sweeps = split(program, graph_module, seed, fakes_of(program))
     assert sweeps.forward.graph.find_nodes(op="call_function", target=aten.erf.default)
     assert not sweeps.backward.graph.find_nodes(op="call_function", target=aten.erf.default)
     wide = [n for n in sweeps.backward.graph.find_nodes(op="placeholder") if n.meta["val"].numel() == 16 * 32]

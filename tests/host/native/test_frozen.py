@@ -12,8 +12,9 @@ from torch import nn
 
 import poptorch
 from closeness import assert_close_sums
-from poptorch.host.native.frozen import generate_frozen
+from poptorch.host.native.draft import Draft
 from poptorch.host.native.inductor import Entry, Target
+from poptorch.host.native.passes import make
 from poptorch.runtime.values.weights import Weights
 
 
@@ -165,7 +166,7 @@ def test_what_the_program_writes_to_is_not_frozen(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(3, 4)
     executor.compile(x)
     program = executor.program
-    run = generate_frozen(program, Target(1, entry)).run
+    run = make(Draft.of(program, Target(1, entry))).run
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     parameters = Weights(state[p.name].detach().clone() for p in program.ports if p.role.value == "parameter")
     buffers = [state[p.name].clone() for p in program.ports if p.role.value == "buffer"]

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 Keep = Callable[[fx.Node, int], bool]
 """Whether a forward value, needed in the given backward slot, is kept from the forward pass."""
 
+Kept = Callable[[fx.Node], bool]
+"""Whether a forward value is kept for its own part."""
+
 
 class Recomputation(enum.IntEnum):
-    """The values of the backend option ``autoRecomputation``, and what a host does of its own accord."""
+    """The values of the backend option ``autoRecomputation``."""
 
     OFF = 0
     STANDARD = 1
@@ -47,10 +50,6 @@ class Recomputation(enum.IntEnum):
     EVERYTHING = 4
     """Keep the inputs of each part."""
 
-    CHEAP = -1
-    """Compute element-wise functions of kept values again. Not a value of the option: it is what a host does, where
-    few micro-batches are under way at once, in place of ``PIPELINE``."""
-
 
 def recompute(program: Program, context: Context) -> str:
     """Replace forward values in the backward slots by values computed again."""
@@ -59,16 +58,22 @@ def recompute(program: Program, context: Context) -> str:
     partition, mode = context.divided, context.settings.recomputation
     if len(partition.parts) == 1 and mode is Recomputation.PIPELINE:
         mode = Recomputation.OFF  # the only stage is the last one
-    if program.numerics.stochastic_rounding and mode is not Recomputation.OFF:
-        mode = Recomputation.OFF  # a second rounding would go another way
-    keep = _policy(program, partition, mode)
+    kept = _kept_values(program, partition, mode)
+    return all_but(program, partition, kept, mode.name.lower(), last_part=mode is not Recomputation.PIPELINE)
+
+
+def all_but(program: Program, partition: Partition, kept: Kept, name: str, *, last_part: bool = True) -> str:
+    """Compute again, in the backward slots, whatever is not kept; ``last_part``: also there. Says what it did."""
+    if not program.training:
+        return UNCHANGED
+    keep = _policy(program, partition, kept, last_part)
     copies = _Copies(program, partition, keep)
     for node in [n for n in program.operations() if not is_write(n) and partition.slots[n] >= partition.forwards]:
         copies.provide(node)
     dropped = remove_dead_code(program)
     living = set(program.graph.nodes)
     partition.slots = {n: s for n, s in partition.slots.items() if n in living}
-    did = f"{mode.name.lower()}: {copies.count} operations run again, {dropped} became unused"
+    did = f"{name}: {copies.count} operations run again, {dropped} became unused"
     return summary(copies.count + dropped, did)
 
 
@@ -120,8 +125,7 @@ class _Copies:
 # -- what is kept --------------------------------------------------------------------------------------------------
 
 
-def _policy(program: Program, partition: Partition, mode: Recomputation) -> Keep:
-    kept = _kept_values(program, partition, mode)
+def _policy(program: Program, partition: Partition, kept: Kept, last_part: bool) -> Keep:
     written: set[object] = {n.args[0] for n in program.operations() if is_write(n)}
     last = partition.forwards - 1
 
@@ -133,7 +137,7 @@ def _policy(program: Program, partition: Partition, mode: Recomputation) -> Keep
         own = partition.slots[node]
         if partition.part_of(slot) != own:
             return True  # an input of another part
-        if mode is Recomputation.PIPELINE and own == last:
+        if own == last and not last_part:
             return True
         return kept(node)
 
@@ -146,15 +150,12 @@ def _is_free(node: fx.Node, written: set[object]) -> bool:
     return is_view(node) and root.op == "placeholder" and root not in written
 
 
-def _kept_values(program: Program, partition: Partition, mode: Recomputation) -> Callable[[fx.Node], bool]:
+def _kept_values(program: Program, partition: Partition, mode: Recomputation) -> Kept:
     if mode is Recomputation.OFF:
         return lambda node: True
     if mode is Recomputation.NORMS:
         again = _norms(program)
         return lambda node: node not in again
-    if mode is Recomputation.CHEAP:
-        cheap = _cheap(program, partition)
-        return lambda node: node not in cheap
     borders = _borders(program, partition) if mode is Recomputation.STANDARD else set()
     return lambda node: node in borders or _must_stay(node)
 
@@ -181,28 +182,6 @@ def _norms(program: Program) -> set[fx.Node]:
     return result
 
 
-def _cheap(program: Program, partition: Partition) -> set[fx.Node]:
-    """Element-wise functions, and views, of values that the backward pass of the same part looks at anyway."""
-    forwards, slots = partition.forwards, partition.slots
-    read: dict[int, set[fx.Node]] = {}
-    for node in program.operations():
-        if not is_write(node) and slots[node] >= forwards:
-            read.setdefault(partition.part_of(slots[node]), set()).update(node.all_input_nodes)
-    result: set[fx.Node] = set()
-    for node in program.operations():
-        if slots[node] < forwards and _is_elementwise(node):
-            there = read.get(slots[node], set())
-            if all(o.op == "placeholder" or o in there or o in result for o in node.all_input_nodes):
-                result.add(node)
-    return result
-
-
-def _is_elementwise(node: fx.Node) -> bool:
-    if info_of(node).random is not None or is_write(node):
-        return False
-    return is_view(node) or traits_of(node).is_pointwise
-
-
 def _borders(program: Program, partition: Partition) -> set[fx.Node]:
     """The values that cross the borders between √n segments of each part's forward pass."""
     borders: set[fx.Node] = set()
@@ -219,4 +198,4 @@ def _borders(program: Program, partition: Partition) -> set[fx.Node]:
     return borders
 
 
-__all__ = ["Keep", "Recomputation", "recompute"]
+__all__ = ["Keep", "Kept", "Recomputation", "all_but", "recompute"]

@@ -13,13 +13,13 @@ import torch
 from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
+from poptorch.executable.groups import MANY_REPLICAS
 from poptorch.host.cost import NEGLIGIBLE_CALLS_SECONDS, estimated_work
 from poptorch.host.grouping.stacking import CannotGroup, stacked
 from poptorch.ops.traits import flops_of, traits_of
 from poptorch.placement import counting
 from poptorch.program.footprint import working_bytes
 from poptorch.program.graphs import descendants
-from poptorch.program.loop import MANY_REPLICAS
 from poptorch.program.program import Program, Role, value_of
 from poptorch.program.update import UpdateProgram
 

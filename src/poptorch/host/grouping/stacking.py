@@ -10,6 +10,7 @@ micro-batches at once.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from poptorch.executable.groups import GroupedProgram
 from poptorch.host.grouping.rules import PARTIAL_SUMS, TOTAL_RULES, Call, Operand, rule_for
 from poptorch.program.graphs import acts_in_order, descendants, remove_dead_code
 from poptorch.program.opinfo import STREAMS, OpInfo, has_info, info_of, is_annotated, set_info
@@ -59,7 +61,9 @@ def stacked(program: Program, count: int) -> Program:
     except (RuntimeError, ValueError, NotImplementedError) as error:  # whatever torch has to say against it
         raise CannotGroup(str(error).partition("\n")[0]) from error
     module.graph.set_codegen(fx.graph.CodeGen())
-    result = replace(program, graph_module=module, ports=ports, group_size=count, log=[*program.log])
+    fields = {field.name: getattr(program, field.name) for field in dataclasses.fields(Program)}
+    fields |= {"graph_module": module, "ports": ports, "log": [*program.log]}
+    result = GroupedProgram(**fields, group_size=count)
     remove_dead_code(result)
     return result
 

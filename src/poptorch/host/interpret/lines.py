@@ -15,9 +15,6 @@ from poptorch.program.program import Port
 TABLE = "__operations__"
 """Generated functions have their table under this name among their globals."""
 
-_FIRST_LINE = 2
-"""Line 1 of a generated function is its head."""
-
 Watch = Callable[[fx.Node, Any, Mapping[fx.Node, Any]], None]
 """Is told of an operation, its result and its operands, right after the operation."""
 
@@ -46,9 +43,9 @@ class LineTable:
 
     _nodes: dict[int, fx.Node] = field(default_factory=dict)
 
-    def note(self, node: fx.Node, lines: range) -> None:
-        """These lines, counted from the first one of the body, compute a value."""
-        self._nodes.update(dict.fromkeys((line + _FIRST_LINE for line in lines), node))
+    def note(self, node: fx.Node, line: int) -> None:
+        """This line of the text belongs to an operation."""
+        self._nodes[line] = node
 
     def operation_at(self, line: int) -> fx.Node | None:
         """What a line of the source computes; ``None`` for lines that only take arguments or drop values."""

@@ -15,6 +15,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from poptorch.executable.host_program import Kernel as HostKernel
 from poptorch.host.native.async_compile import prepare_compiler, wait_later
 
 aten = torch.ops.aten
@@ -177,8 +178,6 @@ def compile_graph(
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
-    if all(node.op in ("placeholder", "output") for node in graph_module.graph.nodes):
-        return _handing_on(graph_module.graph)
     output = graph_module.graph.output_node()
     count = len(output.args[0])  # type: ignore[arg-type]
     output.meta["user_visible_output_idxs"] = list(range(count if fixed is None else fixed))
@@ -197,16 +196,21 @@ def compile_graph(
     return Compiled(compiled.current_callable, [None if s is None else tuple(map(int, s)) for s in strides])
 
 
-def _handing_on(graph: fx.Graph) -> Compiled:
-    """A graph without operations, for which Inductor makes no kernel: some inputs are the outputs."""
-    placeholders = graph.find_nodes(op="placeholder")
-    outputs: Sequence[fx.Node] = graph.output_node().args[0]  # type: ignore[assignment]
-    positions = [placeholders.index(node) for node in outputs]
+def source_file(kernel: Any) -> str:
+    """The Python module in which the compiler left a kernel."""
+    file: str = getattr(getattr(kernel, "__func__", kernel), "__globals__", {}).get("__file__", "")
+    return file
 
-    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [inputs[position] for position in positions]
 
-    return Compiled(run, [None] * len(positions))
+def graph_kernel(name: str, graph: fx.Graph) -> HostKernel:
+    """A kernel that goes through a graph, operation by operation."""
+    interpreter = fx.Interpreter(fx.GraphModule({}, graph))
+    count = sum(node.op == "call_function" for node in graph.nodes)
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return interpreter.run(*inputs, enable_io_processing=False)
+
+    return HostKernel(name, run, graph, f"{count} operations, one by one")
 
 
 def _name_inputs(graph_module: fx.GraphModule, owned: Collection[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from poptorch.host.native.inductor import Compiled, Kernel, Target, compile_graph, decompose, plain, replay
+from poptorch.host.native.inductor import Compiled, Target, compile_graph, decompose, plain, replay
 from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.finality import last_reads
 from poptorch.program.graphs import memory_root
@@ -29,7 +29,30 @@ Buckets = Sequence[Sequence[int]]
 """Positions of outputs that are handed out together, before the graph is done."""
 
 
-def compile_outlined(
+@dataclass(frozen=True)
+class Part:
+    """One call of a kernel of a graph; values are numbers of the graph's nodes."""
+
+    kernel: Compiled
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    buckets: tuple[int, ...]
+    """The buckets that are final after it."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A graph as calls of kernels."""
+
+    parts: list[Part]
+    inputs: list[int]
+    outputs: list[int | None]
+    constants: Mapping[int, Any]
+    strides: list[tuple[int, ...] | None]
+    """How the outputs lie in memory."""
+
+
+def outlined(
     graph_module: fx.GraphModule,
     fakes: Sequence[torch.Tensor],
     target: Target,
@@ -38,17 +61,26 @@ def compile_outlined(
     fixed: int | None = None,
     owned: Collection[int] = (),
     buckets: Buckets = (),
-) -> Compiled:
-    """Like :func:`compile_graph`, with one kernel for all layers that are equal.
+) -> Outline:
+    """A graph as one kernel, or with one for all layers that are equal.
 
-    With ``buckets``, the kernel takes a function beside its inputs, to which it hands the outputs of each bucket as
-    soon as they are final, and returns the others: the graph is cut there.
+    With ``buckets``, it is cut wherever the outputs of a bucket are final.
     """
     repeat = find_repeat(graph_module.graph)
     if repeat is None and not buckets:
-        return compile_graph(graph_module, fakes, target, is_backward=is_backward, fixed=fixed, owned=owned)
+        compiled = compile_graph(graph_module, fakes, target, is_backward=is_backward, fixed=fixed, owned=owned)
+        return in_one_piece(graph_module, compiled)
     segments = _Segments.of(graph_module.graph, repeat, buckets)
     return _Outline(graph_module, segments, target, is_backward, owned).compile(buckets)
+
+
+def in_one_piece(graph_module: fx.GraphModule, compiled: Compiled) -> Outline:
+    """A graph that one kernel computes."""
+    outputs: Sequence[Any] = graph_module.graph.output_node().args[0]  # type: ignore[assignment]
+    count = len(graph_module.graph.find_nodes(op="placeholder"))
+    made = tuple(range(count, count + len(outputs)))
+    part = Part(compiled, tuple(range(count)), made, ())
+    return Outline([part], list(range(count)), list(made), {}, compiled.strides)
 
 
 # -- finding what repeats ------------------------------------------------------------------------------------------
@@ -152,21 +184,6 @@ def _flow(block: Sequence[fx.Node]) -> tuple[Any, ...]:
 
 
 @dataclass
-class _Call:
-    kernel: Kernel
-    inputs: list[int]
-    outputs: list[int]
-    last_uses: list[int]
-    """Inputs that are not needed any more."""
-
-    unused: list[int]
-    """Outputs that are not needed: another block's are."""
-
-    hands: list[tuple[int, list[int]]]
-    """Buckets that are complete after this call, with their values, which are not needed any more."""
-
-
-@dataclass
 class _Segments:
     """A graph's operations, divided: each segment is a kernel of its own."""
 
@@ -236,22 +253,17 @@ class _Outline:
         self._made: dict[fx.Node, torch.Tensor] = {}
         """How values between kernels lie in memory, where a kernel chose it."""
 
-    def compile(self, buckets: Buckets) -> Compiled:
+    def compile(self, buckets: Buckets) -> Outline:
         nodes = list(self._module.graph.nodes)
         number = {node: index for index, node in enumerate(nodes)}
         outputs = list(self._result.args[0])  # type: ignore[arg-type]
-        calls = list(self._calls(number))
-        for call, hands in zip(calls, self._hands, strict=True):
-            call.hands = [(hand, [number[outputs[i]] for i in buckets[hand]]) for hand in hands]
-        handed = {i for bucket in buckets for i in bucket}
-        outputs = [o for i, o in enumerate(outputs) if i not in handed]
-        _note_deaths(calls, {number[o] for o in outputs if isinstance(o, fx.Node)})
-        placeholders = [number[n] for n in nodes if n.op == "placeholder"]
-        constants = {number[n]: getattr(self._module, str(n.target)) for n in nodes if n.op == "get_attr"}
-        results = [number[o] if isinstance(o, fx.Node) else None for o in outputs]
-        run = _driver(calls, placeholders, constants, results, len(nodes))
-        strides = [tuple(o.meta["val"].stride()) if isinstance(o, fx.Node) else None for o in outputs]
-        return Compiled(run, strides)
+        return Outline(
+            list(self._parts(number)),
+            [number[n] for n in nodes if n.op == "placeholder"],
+            [number[o] if isinstance(o, fx.Node) else None for o in outputs],
+            {number[n]: getattr(self._module, str(n.target)) for n in nodes if n.op == "get_attr"},
+            [tuple(o.meta["val"].stride()) if isinstance(o, fx.Node) else None for o in outputs],
+        )
 
     def _used_outside(self) -> list[list[int]]:
         """For each segment the positions of the operations that others need; equal blocks hand out the same ones."""
@@ -262,9 +274,10 @@ class _Outline:
         union = sorted({i for kept, block in zip(result, self._is_block, strict=True) if block for i in kept})
         return [union if block else kept for kept, block in zip(result, self._is_block, strict=True)]
 
-    def _calls(self, number: dict[fx.Node, int]) -> Iterator[_Call]:
-        shared: Kernel | None = None
-        for segment, kept, is_block in zip(self._segments, self._needed, self._is_block, strict=True):
+    def _parts(self, number: dict[fx.Node, int]) -> Iterator[Part]:
+        shared: Compiled | None = None
+        segments = zip(self._segments, self._needed, self._is_block, self._hands, strict=True)
+        for segment, kept, is_block, hands in segments:
             inside = set(segment)
             inputs = list(dict.fromkeys(o for n in segment for o in n.all_input_nodes if o not in inside))
             outputs = [segment[i] for i in kept]
@@ -274,16 +287,16 @@ class _Outline:
                 kernel, outputs = self._piece(segment, inputs, outputs)
             if is_block:
                 shared = kernel
-            yield _Call(kernel, [number[i] for i in inputs], [number[o] for o in outputs], [], [], [])
+            yield Part(kernel, tuple(number[i] for i in inputs), tuple(number[o] for o in outputs), tuple(hands))
 
-    def _kernel(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Kernel:
+    def _kernel(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Compiled:
         fakes = [node.meta["val"] for node in inputs]
         module = self._graph_of(segment, inputs, outputs)
-        return compile_graph(module, fakes, self._target, is_backward=self._is_backward).run
+        return compile_graph(module, fakes, self._target, is_backward=self._is_backward)
 
     def _piece(
         self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
-    ) -> tuple[Kernel, list[fx.Node]]:
+    ) -> tuple[Compiled, list[fx.Node]]:
         """A kernel that runs once: how values that go to the next one lie in memory is left to the compiler."""
         returned = set(self._result.all_input_nodes)
         outputs = sorted(outputs, key=lambda o: o not in returned)
@@ -302,7 +315,7 @@ class _Outline:
             if node not in returned and strides is not None:
                 value = node.meta["val"]
                 self._made[node] = torch.empty_strided(value.shape, strides, dtype=value.dtype)
-        return compiled.run, outputs
+        return compiled, outputs
 
     def _dying(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[int]:
         """The inputs whose memory is read here for the last time, and belongs to this graph."""
@@ -334,48 +347,3 @@ class _Outline:
             values[node] = graph.node_copy(node, values.__getitem__)
         graph.output(tuple(values[o] for o in outputs))
         return plain(fx.GraphModule(self._module, graph))
-
-
-def _note_deaths(calls: Sequence[_Call], results: set[int]) -> None:
-    alive = set(results)
-    for call in reversed(calls):
-        alive.update(i for _, numbers in call.hands for i in numbers)
-        call.unused = [i for i in call.outputs if i not in alive]
-        call.last_uses = [i for i in call.inputs if i not in alive]
-        alive.update(call.inputs)
-
-
-def _driver(
-    calls: Sequence[_Call],
-    placeholders: Sequence[int],
-    constants: dict[int, Any],
-    results: Sequence[int | None],
-    size: int,
-) -> Callable[[list[torch.Tensor]], Sequence[Any]]:
-    def run(flat: list[torch.Tensor], hand: Callable[[int, list[Any]], None] | None = None) -> Sequence[Any]:
-        values: list[Any] = [None] * size
-        for index, constant in constants.items():
-            values[index] = constant
-        for index, tensor in zip(placeholders, flat, strict=True):
-            values[index] = tensor
-        flat.clear()
-        for call in calls:
-            operands = [values[i] for i in call.inputs]
-            for index in call.last_uses:
-                values[index] = None  # the kernel is the only owner, and lets go of it as early as it can
-            made = call.kernel(operands)
-            for index, value in zip(call.outputs, made, strict=True):
-                values[index] = value
-            del made
-            for index in call.unused:
-                values[index] = None
-            for bucket, numbers in call.hands:
-                assert hand is not None
-                handed = [values[i] for i in numbers]
-                for index in numbers:
-                    values[index] = None
-                hand(bucket, handed)
-                del handed
-        return [None if i is None else values[i] for i in results]
-
-    return run

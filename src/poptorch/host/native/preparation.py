@@ -35,8 +35,6 @@ class Preparation:
     [tensor([1., 1.])]
     """
 
-    __portable__ = ("_interpreter",)
-
     def __init__(
         self, graph_module: fx.GraphModule, mode: FakeTensorMode, weights: Mapping[fx.Node, torch.Tensor]
     ) -> None:
@@ -48,7 +46,9 @@ class Preparation:
         self.descriptions: list[torch.Tensor] = []
         """Of the prepared values, once they are all known."""
 
-        self._interpreter: fx.Interpreter | None = None
+        self.graph = fx.Graph()
+        """What computes the prepared values from all weights."""
+
         for node in graph_module.graph.find_nodes(op="placeholder"):
             if node in weights:
                 node.meta["val"] = weights[node]
@@ -163,7 +163,7 @@ class Preparation:
         for node in self._graph.nodes:
             node.meta.clear()  # descriptions of outputs would keep these apart
         shared = fx_graph_cse(self._graph)  # weights that are used twice are packed once
-        self._interpreter = fx.Interpreter(fx.GraphModule({}, shared))
+        self.graph = shared
         self._clean()
         assert graph.find_nodes(op="placeholder") == [*placeholders, *added]
 
@@ -182,8 +182,8 @@ class Preparation:
 
     def run(self, weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """The prepared values for these weights."""
-        assert self._interpreter is not None
-        return self._interpreter.run(*weights, enable_io_processing=False)
+        interpreter = fx.Interpreter(fx.GraphModule({}, self.graph))
+        return interpreter.run(*weights, enable_io_processing=False)
 
 
 def _is_pure(node: fx.Node) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from poptorch.executable.groups import group_size_of
 from poptorch.host.interpret.generators import with_generator
 from poptorch.host.native.derived import DerivedOperators
 from poptorch.program.opinfo import info_of
@@ -71,7 +72,8 @@ def _keep_star(match: re.Match[str]) -> str:
 
 def fake_key(program: Program) -> torch.Tensor:
     """What the key of a program looks like: :meth:`RandomSource.as_tensor`."""
-    return torch.empty(() if program.group_size == 1 else (program.group_size,), dtype=torch.int64)
+    size = group_size_of(program)
+    return torch.empty(() if size == 1 else (size,), dtype=torch.int64)
 
 
 def with_keys(graph_module: fx.GraphModule) -> fx.GraphModule:

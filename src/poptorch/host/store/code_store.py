@@ -1,20 +1,20 @@
-"""CodeStore of native code: found where an earlier process left them, or compiled and left there for later ones.
+"""Where native code comes from: an earlier process left it, or it is compiled and left for later ones.
 
-An entry is the code of one program, or of one part of it. Its key says all that the code depends on: the graph with its
-shapes, the target, the versions of this package, torch and Python, the settings of Inductor and the processor. Weights,
-learning rates and the number of device iterations are not among them, so changing these compiles nothing.
+An entry is one host program. Its key says all that the program depends on: the graph with its shapes, the target, the
+versions of this package, torch and Python, the settings of Inductor and the processor. Weights, learning rates and the
+number of device iterations are not among them, so changing these compiles nothing. The key does not say how this
+package makes native code: whatever an entry of the same key was made by, it computes the same. Only the written form
+has a number (:data:`~poptorch.host.store.written.FORMAT`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -28,8 +28,9 @@ from poptorch.host.native.effects import is_effectful, with_tokens
 from poptorch.host.native.freezing import linear_operator
 from poptorch.host.native.inductor import Target
 from poptorch.host.native.random_keys import with_keys
-from poptorch.host.store import closure_format as portable
+from poptorch.host.running.rendering import code_of
 from poptorch.host.store.kernel_files import NotPortable, processor
+from poptorch.host.store.written import FORMAT, read, written
 from poptorch.program.fingerprint import digest, program_digest, update_digest
 from poptorch.program.opinfo import info_of
 from poptorch.program.program import Program
@@ -48,18 +49,17 @@ class StoredCode:
         """Write code down. ``None``, the answer that there is no code of this kind, is worth keeping, too."""
         if code is None:
             return StoredCode("null", {})
-        found = portable.describe(code.run)
-        names = sorted(found.blobs)
-        content = {"objects": found.objects, "root": found.root, "source": code.source, "blobs": names}
-        return StoredCode(json.dumps(content), found.blobs)
+        if code.program is None:
+            raise NotPortable("code without a program")
+        content, blobs = written(code.program)
+        return StoredCode(json.dumps({"program": content, "blobs": sorted(blobs)}), blobs)
 
     def code(self) -> Code | None:
         """The code, ready to run."""
         content = json.loads(self.text)
         if content is None:
             return None
-        run = portable.restore(portable.Description(content["objects"], content["root"], self.blobs))
-        return Code(run, content["source"])
+        return code_of(read(content["program"], self.blobs))
 
 
 class Store(Protocol):
@@ -174,7 +174,7 @@ def surroundings() -> dict[str, Any]:
 
     settings = {name: repr(value) for name, value in config.save_config_portable().items()}
     return {
-        "poptorch": [__version__, _own_sources()],
+        "poptorch": [__version__, FORMAT],
         "torch": [torch.__version__, str(torch.version.git_version)],
         "python": [sys.implementation.cache_tag, platform.machine()],
         "processor": processor(),
@@ -186,20 +186,3 @@ def surroundings() -> dict[str, Any]:
             torch.get_float32_matmul_precision(),
         ],
     }
-
-
-_SOURCES = (
-    "encoding.py", "work.py", "ops/**/*.py", "program/**/*.py", "compiler/**/*.py", "host/**/*.py",
-    "runtime/values/**/*.py",
-)  # fmt: skip
-"""The text that decides what native code looks like, and how it is written down."""
-
-
-@cache
-def _own_sources() -> str:
-    """The identity of the compiler's own text: while it is being worked on, its version stays the same."""
-    text = hashlib.sha256()
-    package = Path(__file__).parents[2]
-    for path in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
-        text.update(path.name.encode() + path.read_bytes())
-    return text.hexdigest()

@@ -101,7 +101,7 @@ Parts of configurations that are not public, or that differ:
 * Row 5: the published placement of half layers is not known in detail; 4.5, 6.5, 6.5 and 6.5 layers are assumed.
 * Rows 4, 23b and 23c: micro-batch and accumulation follow from the global batch by assumption.
 * ResNet-50 with LARS is estimated with SGD, and batch statistics are never shared between replicas.
-* Stochastic rounding is off in all models, because here it switches recomputation off; the published runs have it on.
+* Stochastic rounding is off in all models; here it costs nothing. The published runs have it on.
 * BERT-Large inference is estimated without outlining: only then do the published numbers grow with every layer.
 * Rows of one model are not independent: rows 3 and 23a, and rows 4 and 23b, have the same estimate.
 
