@@ -16,6 +16,7 @@ import logging
 import os  # environment.py reports its errors through errors.py, which logs: this module has to come first
 import sys
 import threading
+import warnings
 from collections.abc import Hashable, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -28,6 +29,8 @@ UNLIMITED_REPEATS = 2**64 - 1
 """The stored form of "no cap" in ``Options.max_repeat_logs``."""
 
 DEFAULT_REPEAT_LIMIT = 4
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 logging.addLevelName(TRACE, "TRACE")
 
@@ -68,7 +71,9 @@ _COLOUR_OF_LEVEL = {
 # --- how a line looks ---------------------------------------------------------------------------------------
 
 
-def _both_are_terminals() -> bool:
+def _may_colour() -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
     return all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
@@ -79,7 +84,7 @@ class _LineFormatter(logging.Formatter):
         record.message = record.getMessage()
         level = record.levelname.lower()
         colour = _COLOUR_OF_LEVEL.get(record.levelno)
-        if colour is not None and _both_are_terminals():
+        if colour is not None and _may_colour():
             level = f"{colour}{level}{_RESET}"
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         line = f"[{when}] [{record.name}] [{level}] {record.message}"
@@ -175,6 +180,21 @@ class _RepeatFilter(logging.Filter):
             self._last, self._count = None, 0
 
 
+# --- one name for all ----------------------------------------------------------------------------------------
+
+
+class _PackageFilter(logging.Filter):
+    """Asks ``logging.getLogger("poptorch")``: its level, its filters and ``disabled`` hold for all our loggers, which
+    it is not the parent of, because their names have no dots."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        package = logging.getLogger("poptorch")
+        return not package.disabled and record.levelno >= package.level and bool(package.filter(record))
+
+
+_package_filter = _PackageFilter()
+
+
 # --- the loggers --------------------------------------------------------------------------------------------
 
 
@@ -201,6 +221,7 @@ def _make_python_logger() -> logging.Logger:
     made = logging.getLogger("poptorch::python")
     _python_handler.setFormatter(_LineFormatter())
     made.handlers = [_python_handler]  # importing the package again must not add a second one
+    made.filters = [_package_filter]
     return made
 
 
@@ -208,6 +229,7 @@ def _make_backend_logger(name: str) -> BackendLogger:
     # Not registered with logging.getLogger: these lines go to their own destination and to no root handler.
     made = BackendLogger(name)
     made.propagate = False
+    made.addFilter(_package_filter)
     made.addFilter(_repeats)
     made.addHandler(_backend_handler)
     return made
@@ -279,11 +301,12 @@ def ir_is_dumped() -> bool:
 def apply_environment() -> None:
     """Take the level from ``POPTORCH_LOG_LEVEL``; done when the package is imported."""
     global _from_environment
-    level = os.environ.get("POPTORCH_LOG_LEVEL", "WARN")
+    text = os.environ.get("POPTORCH_LOG_LEVEL", "WARN")
+    level = text.upper()
     if level not in _LEVELS:
         raise ValueError(
-            f"Unknown log level: {level}. Valid values are {_ADVERTISED}. It comes from the environment "
-            "variable POPTORCH_LOG_LEVEL: unset it or use one of these names, in capitals"
+            f"Unknown log level: {text}. Valid values are {_ADVERTISED}. It comes from the environment "
+            "variable POPTORCH_LOG_LEVEL: unset it or use one of these names"
         )
     _from_environment = level
     setLogLevel(level)
@@ -310,6 +333,18 @@ def log_once(level: int, key: Hashable, message: str) -> None:
 def warn_once(key: Hashable, message: str) -> None:
     """Warn about ``message`` the first time that ``key`` is seen in this process."""
     log_once(logging.WARNING, key, message)
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """Say in the log, and as a ``DeprecationWarning`` at the user's line, that ``old`` comes from an earlier release."""
+    text = f"{old} comes from an earlier release: use {new}."
+    logger.warning("[Deprecated] %s", text)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
 def forget_said() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from poptorch._logging import logger
+from poptorch._logging import warn_deprecated
 from poptorch.options.containers import require_type
 from poptorch.options.rows import ABSENT, Key, Option
 from poptorch.options.table import ROWS_BY_NAME
@@ -22,7 +22,7 @@ def call(owner: Owner, name: str, *arguments: Any, **earlier_names: Any) -> Owne
     if row.blocked_when_frozen:
         container.checkIsFrozen(row.key)
     if row.replacement is not None:
-        _warn_deprecated(row.qualified_name, row.replacement)
+        warn_deprecated(row.qualified_name, row.replacement)
     if earlier_names:
         arguments = _renamed(row, arguments, earlier_names)
     if row.apply is not None:
@@ -41,7 +41,7 @@ def _renamed(row: Option, arguments: tuple[Any, ...], earlier_names: dict[str, A
         new = row.renamed_parameters[old]
         if values[positions[new]] != row.parameters[positions[new]].default:
             raise TypeError(f"{row.method}(): {old!r} is the earlier name of {new!r}: give one of them")
-        _warn_deprecated(f"{row.qualified_name}(…, {old}=…)", f"{new}=…")
+        warn_deprecated(f"{row.qualified_name}(…, {old}=…)", f"{new}=…")
         values[positions[new]] = value
     return tuple(values)
 
@@ -59,7 +59,3 @@ def _store_as_it_is(owner: Any, row: Option, value: Any) -> None:
 def _store_on_python_side(owner: Any, key: Key, value: Any) -> None:
     require_type(key.name, value, key.type)
     setattr(owner, f"_{key.name}", value)
-
-
-def _warn_deprecated(old: str, new: str) -> None:
-    logger.warning("[Deprecated] %s comes from an earlier release: use %s.", old, new)
