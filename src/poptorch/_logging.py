@@ -16,11 +16,12 @@ import logging
 import os  # environment.py reports its errors through errors.py, which logs: this module has to come first
 import sys
 import threading
-import warnings
 from collections.abc import Hashable, Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
+
+from poptorch.frames import warn_user
 
 TRACE = 5
 """Numeric level of ``trace``, which Python's own ``logging`` lacks."""
@@ -29,8 +30,6 @@ UNLIMITED_REPEATS = 2**64 - 1
 """The stored form of "no cap" in ``Options.max_repeat_logs``."""
 
 DEFAULT_REPEAT_LIMIT = 4
-
-_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 logging.addLevelName(TRACE, "TRACE")
 
@@ -336,15 +335,10 @@ def warn_once(key: Hashable, message: str) -> None:
 
 
 def warn_deprecated(old: str, new: str) -> None:
-    """Say in the log, and as a ``DeprecationWarning`` at the user's line, that ``old`` comes from an earlier release."""
+    """Say in the log, and with a ``DeprecationWarning`` at the user's line, that ``old`` is of an earlier release."""
     text = f"{old} comes from an earlier release: use {new}."
     logger.warning("[Deprecated] %s", text)
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    module = frame.f_globals.get("__name__")
-    warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
+    warn_user(text, DeprecationWarning)
 
 
 def forget_said() -> None:

@@ -26,6 +26,7 @@ from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.device_names import DeviceNames
+from poptorch.capture.eager_habits import habits_watched, warn_of_narrowing, warn_of_training_mode
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
 from poptorch.capture.kept import has_hooks, warn_of_kept
@@ -109,6 +110,7 @@ def record(request: Request, grad: bool | None = None) -> Recording:
     """
     rules = MixedTypes.of(request.options)
     grad = request.training if grad is None else grad
+    warn_of_narrowing([*request.inputs, *request.model.parameters()])
     with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager():
         try:
             return _attempt(request, rules, grad)
@@ -190,6 +192,8 @@ class _Attempt:
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
             graph_module = traced(state, inputs, scale)
         assert self._structure is not None
+        if not request.training:
+            warn_of_training_mode(request.model, graph_module.graph.nodes)
         if has_hooks(request.model):
             warn_of_kept(self._tracked, [*state, *inputs, *scale, *self._plain.values()])
         self._affect_host(graph_module)
@@ -275,7 +279,7 @@ class _Attempt:
         with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with contents_kept(request.layout.constants()):
-                with module_scopes(request), cumulative_norms(request.model):
+                with module_scopes(request), cumulative_norms(request.model), habits_watched(request.model):
                     output = request.model(*args, **kwargs)
                 results, self._structure = flatten(output)
             check_layouts(results)

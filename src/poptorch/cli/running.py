@@ -19,7 +19,7 @@ def ended(body: Callable[[], int]) -> int:
         status = body()
         sys.stdout.flush()
     except Error as problem:
-        print(problem, file=sys.stderr)
+        print(problem.message, file=sys.stderr)  # without the prefix that programs look at
         return 1
     except BrokenPipeError:
         # The reader has seen enough (`… | head`); Python would complain when it flushes what is left.
