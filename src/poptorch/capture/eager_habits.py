@@ -143,6 +143,22 @@ def _contains(names: set[str], *parts: str) -> bool:
     return any(part in name for name in names for part in parts)
 
 
+@contextmanager
+def arguments_explained(constants: Iterable[Any]) -> Iterator[None]:
+    """Let an error of ``forward`` about the type of an operand say that an argument of the call is no tensor."""
+    try:
+        yield
+    except TypeError as error:
+        array = next((it for it in constants if isinstance(it, np.ndarray)), None)
+        if array is not None:
+            hint = "An argument of the call is a NumPy array: pass torch.from_numpy(array) instead."
+        elif "must be Tensor, not list" in str(error):
+            hint = "An argument of the call is a list: pass torch.tensor(list) instead."
+        else:
+            raise
+        raise TypeError(f"{error}. {hint}").with_traceback(error.__traceback__) from None
+
+
 def warn_of_narrowing(tensors: Iterable[torch.Tensor]) -> None:
     """Say that types that the device does not have are computed in float32."""
     wide: Sequence[torch.dtype] = sorted(

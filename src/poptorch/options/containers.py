@@ -120,7 +120,7 @@ class OptionContainer(Freezable):
             if name in values:
                 return values[name]
             # Private names are asked for by copy and pickle, on objects that have no values yet.
-            hint = "" if name.startswith("_") else suggestion(name, self._public_names())
+            hint = "" if name.startswith("_") else self._hint(name)
             raise AttributeError(f"Invalid attribute {name}.{hint}")
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -188,6 +188,10 @@ class OptionContainer(Freezable):
     def toDict(self) -> dict[str, Any]:
         """All keys and values, as a new dictionary."""
         return dict(self._values)
+
+    def _hint(self, name: str) -> str:
+        """What a name that does not exist may have meant."""
+        return suggestion(name, self._public_names())
 
     def _public_names(self) -> list[str]:
         values = self.__dict__.get("_values", {})

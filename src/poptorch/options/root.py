@@ -20,7 +20,7 @@ from poptorch.options.groups import (
 from poptorch.options.passthrough import _PopartOptions
 from poptorch.options.progress import CompilationProgressBar
 from poptorch.options.setters import OptionsSetters
-from poptorch.options.table import keys_of, python_side_keys
+from poptorch.options.table import OPTIONS, keys_of, python_side_keys
 
 if TYPE_CHECKING:
     from typing import Self
@@ -43,6 +43,18 @@ class Options(OptionsSetters, OptionContainer):
 
     _declared = keys_of("Options")
     _python_side = python_side_keys("Options")
+
+    if not TYPE_CHECKING:  # type checkers know that there are no arguments
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if (args or kwargs) and cls.__init__ is Options.__init__:
+                name = next(iter(kwargs), "deviceIterations")
+                value = kwargs.get(name, 4)
+                raise TypeError(
+                    "Options() takes no arguments: options are set by methods, for instance "
+                    f"poptorch.Options().{name}({value!r})."
+                )
+            return super().__new__(cls)
 
     def __init__(self) -> None:
         self._popart = _PopartOptions()
@@ -207,6 +219,12 @@ class Options(OptionsSetters, OptionContainer):
         if self._show_compilation_progress_bar:
             merge_into(merged, {"compilation_progress_bar_fn": CompilationProgressBar()})
         return merged
+
+    def _hint(self, name: str) -> str:
+        groups = [row.group for row in OPTIONS if row.method == name and row.group in _GROUP_PROPERTIES]
+        if groups:
+            return f" It belongs to a group: options.{groups[0]}.{name}(...)."
+        return super()._hint(name)
 
     def _freeze(self) -> None:
         super()._freeze()
