@@ -188,8 +188,19 @@ def short_table(data: dict[str, Any]) -> str:
         lines.append([row["workload"], row["mode"], f"{_figure(row, peer)} {_title(peer)}", *ours])
     header = ["workload", "mode", "best peer, ms", "interpret, ms (ratio)", "native, ms (ratio)"]
     facts = ", ".join(f"{key}: {value}" for key, value in data["machine"].items() if key != "note")
-    means = "\n".join(f"- {line}" for line in summary(data["results"]))
+    means = " ".join(_in_a_sentence(kind, data["results"]) for kind in ("training", "inference"))
     return f"{table(header, lines)}\n\n{means}\n\nMachine: {facts}."
+
+
+def _in_a_sentence(kind: str, rows: list[Row]) -> str:
+    """Geometric mean and lowest ratio of both levels over all rows of a kind."""
+    chosen = [row for row in rows if (row["mode"] == "inference") == (kind == "inference")]
+    parts = []
+    for ours in reversed(OURS):
+        known = [value for row in chosen if (value := speed_up(row, ours, None)) is not None]
+        mean = f"{geometric_mean(known):.2f} (lowest {min(known):.2f})" if known else "not measured"
+        parts.append(f"{TITLES[ours]} {mean}")
+    return f"All {len(chosen)} rows of {kind}, geometric mean against the best peer: {', '.join(parts)}."
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_the_text_of_a_recoverable_error() -> None:
     assert error.recovery_action == "FULL_RESET"
     assert error.type == "poplar_recoverable_runtime_error"
     where, *rest = str(error).split("\n")
-    assert where.startswith("In poptorch/poptorch_core.py:")
+    assert where.startswith(f"In {__file__}:")
     assert where.endswith(f": '{error.type}': {error.message}")
     assert rest == [
         "Recovery action required: FULL_RESET",

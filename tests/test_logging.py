@@ -214,7 +214,7 @@ def test_warn_once(capfd) -> None:
 # --- environment ---
 
 
-@pytest.mark.parametrize("text", ["", "info", "3", "LOUD"])
+@pytest.mark.parametrize("text", ["", "information", "3", "LOUD"])
 def test_a_bad_level_in_the_environment_fails_the_import(text: str, tmp_path: Path) -> None:
     done = run_python("import poptorch", tmp_path, POPTORCH_LOG_LEVEL=text)
     assert done.returncode != 0
@@ -296,3 +296,48 @@ def test_an_earlier_hook_is_still_called(monkeypatch) -> None:
     error = RuntimeError("x")
     startup.log_uncaught(RuntimeError, error, None)
     assert called == [(RuntimeError, error, None)]
+
+
+def test_a_level_in_any_case_is_understood(tmp_path: Path) -> None:
+    code = "from poptorch import logger; print(logger.level)"
+    assert run_python(code, tmp_path, POPTORCH_LOG_LEVEL="debug").stdout.strip() == "10"
+
+
+def test_the_logger_of_the_package_reaches_all_of_ours(tmp_path: Path) -> None:
+    code = """
+import logging
+import poptorch
+from poptorch._logging import backend
+
+logging.getLogger("poptorch").setLevel(logging.ERROR)
+poptorch.logger.warning("one")
+backend.warning("two")
+poptorch.logger.error("three")
+logging.getLogger("poptorch").setLevel(logging.NOTSET)
+logging.getLogger("poptorch").addFilter(lambda record: "four" not in record.getMessage())
+poptorch.logger.warning("four")
+backend.warning("five")
+"""
+    lines = run_python(code, tmp_path).stderr.splitlines()
+    assert [line.split()[-1] for line in lines] == ["three", "five"]
+
+
+def test_earlier_names_warn_at_the_line_of_the_user(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import poptorch\n\noptions = poptorch.Options()\noptions.anchorMode(poptorch.AnchorMode.All)\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "always::DeprecationWarning", str(script)], capture_output=True, text=True, timeout=100
+    )
+    assert f"{script}:4: DeprecationWarning: Options.anchorMode comes from an earlier release" in done.stderr
+    assert f"{script}:4: DeprecationWarning: poptorch.AnchorMode comes from an earlier release" in done.stderr
+
+
+def test_no_color_keeps_terminals_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    logging.getLogger("poptorch::python").error("plain")
+    assert "\x1b" not in sys.stderr.getvalue()
+    monkeypatch.delenv("NO_COLOR")
+    logging.getLogger("poptorch::python").error("coloured")
+    assert "\x1b[31;1m" in sys.stderr.getvalue()

@@ -24,3 +24,15 @@ def test_every_command_exists() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     assert {"poprun", "vipu", "vipu-cli", "vipu-admin", "gc-info", "gc-monitor"} <= set(scripts)
     assert all(callable(pkgutil.resolve_name(target)) for target in scripts.values())
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
+
+
+def test_one_version_everywhere() -> None:
+    from poptorch import __version__
+
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for page in ("docs/installation.md", "docs/compatibility.md", "CONTRIBUTING.md"):
+        assert f"`{__version__}`" in (ROOT / page).read_text(encoding="utf-8"), page

@@ -4,7 +4,7 @@ The public names of the package, nothing else; grouped by the room that owns the
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 # errors and logging
 from poptorch._logging import logger, setLogLevel
@@ -17,7 +17,7 @@ from poptorch import poptorch_core, profiling
 from poptorch.ambient import isRunningOnIpu
 from poptorch.arg_parsers import ICustomArgParser, registerCustomArgParser, registerGeometricCustomArgParsers
 from poptorch.hooks import registerPostCompileHook, registerPreCompileHook
-from poptorch.printing import module_repr, print
+from poptorch.printing import module_repr, print as print
 from poptorch.devices.system import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion
 
 # options and enums
@@ -107,9 +107,10 @@ from poptorch.compat.torch_ops import register as _register_torch_ops
 
 # What compiles and runs models is loaded when a program first asks for it: it is two thirds of the package, and worker
 # processes of data loaders, command lines and launchers never do.
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     # executor
     from poptorch.executor.executor import PoplarExecutor
+    from poptorch.executor.ownership import tensorsOfProcess
     from poptorch.executor.wrapping import inferenceModel, load, trainingModel
     from poptorch import _impl, _poplar_executor, debug, distributed, experimental
 
@@ -117,6 +118,119 @@ if _TYPE_CHECKING:
     from poptorch import ipu_model, report
     from poptorch.ipu_model.pipelining import autoPipeline
 
+
+# What ``from poptorch import *`` brings, and what type checkers take for public. Not ``print``: it would hide Python's.
+__all__ = [
+    # errors and logging
+    "Error",
+    "RecoverableError",
+    "UnrecoverableError",
+    "__version__",
+    "createPoptorchError",
+    "logger",
+    "setLogLevel",
+    # the process, the machine, and hooks of the user
+    "ICustomArgParser",
+    "hasMLIRSupportOnPlatform",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "isRunningOnIpu",
+    "module_repr",
+    "poptorch_core",
+    "profiling",
+    "registerCustomArgParser",
+    "registerGeometricCustomArgParsers",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    # options and enums
+    "AutoStage",
+    "CommGroupType",
+    "Compiler",
+    "ConfigFileError",
+    "ConnectionType",
+    "DataLoaderMode",
+    "HalfFloatCastingBehavior",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "Options",
+    "OutputMode",
+    "OverlapMode",
+    "ReductionType",
+    "SharingStrategy",
+    "SyncPattern",
+    "TensorLocationSettings",
+    "VariableRetrievalMode",
+    "autocast",
+    "autocasting",
+    "enums",
+    "options",
+    # placement
+    "BeginBlock",
+    "BeginPhase",
+    "Block",
+    "BlockFunction",
+    "BlockId",
+    "IPU",
+    "IpuId",
+    "LegacyBeginBlockFn",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PhaseId",
+    "PipelinedExecution",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "Stage",
+    "removeBlocks",
+    # ops
+    "ATTR_PREFIX",
+    "Attribute",
+    "CPU",
+    "MultiConv",
+    "NameScope",
+    "accessAttributes",
+    "attributes_lists",
+    "buildCustomOp",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
+    "getIpuTensorId",
+    "identity_loss",
+    "includePath",
+    "ipu_print_tensor",
+    "nearest",
+    "nop",
+    "ops",
+    "recomputationCheckpoint",
+    "registerCustomOp",
+    "serializedMatMul",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    # optimizers
+    "optim",
+    # data
+    "AsynchronousDataAccessor",
+    "DataLoader",
+    # executor
+    "PoplarExecutor",
+    "debug",
+    "distributed",
+    "experimental",
+    "inferenceModel",
+    "load",
+    "tensorsOfProcess",
+    "trainingModel",
+    # the IPU Model
+    "autoPipeline",
+    "ipu_model",
+    "report",
+]
 
 _LOADED_LATE = {
     "PoplarExecutor": "poptorch.executor.executor",
@@ -135,16 +249,18 @@ _LOADED_LATE = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Names that are loaded at first use, and names of earlier releases: these log what to write instead."""
-    if name in _LOADED_LATE:
-        module = _import_module(_LOADED_LATE[name])
-        found = getattr(module, name, module)
-        globals()[name] = found
-        return found
-    if name in enums.DEPRECATED:
-        return enums.deprecated_name(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not _typing.TYPE_CHECKING:  # type checkers see the imports above, and so find names that do not exist
+
+    def __getattr__(name: str) -> object:
+        """Names that are loaded at first use, and names of earlier releases: these log what to write instead."""
+        if name in _LOADED_LATE:
+            module = _import_module(_LOADED_LATE[name])
+            found = getattr(module, name, module)
+            globals()[name] = found
+            return found
+        if name in enums.DEPRECATED:
+            return enums.deprecated_name(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
+from poptorch.frames import warn_user
+
 TRACE = 5
 """Numeric level of ``trace``, which Python's own ``logging`` lacks."""
 
@@ -68,7 +70,9 @@ _COLOUR_OF_LEVEL = {
 # --- how a line looks ---------------------------------------------------------------------------------------
 
 
-def _both_are_terminals() -> bool:
+def _may_colour() -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
     return all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
@@ -79,7 +83,7 @@ class _LineFormatter(logging.Formatter):
         record.message = record.getMessage()
         level = record.levelname.lower()
         colour = _COLOUR_OF_LEVEL.get(record.levelno)
-        if colour is not None and _both_are_terminals():
+        if colour is not None and _may_colour():
             level = f"{colour}{level}{_RESET}"
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         line = f"[{when}] [{record.name}] [{level}] {record.message}"
@@ -175,6 +179,21 @@ class _RepeatFilter(logging.Filter):
             self._last, self._count = None, 0
 
 
+# --- one name for all ----------------------------------------------------------------------------------------
+
+
+class _PackageFilter(logging.Filter):
+    """Asks ``logging.getLogger("poptorch")``: its level, its filters and ``disabled`` hold for all our loggers, which
+    it is not the parent of, because their names have no dots."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        package = logging.getLogger("poptorch")
+        return not package.disabled and record.levelno >= package.level and bool(package.filter(record))
+
+
+_package_filter = _PackageFilter()
+
+
 # --- the loggers --------------------------------------------------------------------------------------------
 
 
@@ -201,6 +220,7 @@ def _make_python_logger() -> logging.Logger:
     made = logging.getLogger("poptorch::python")
     _python_handler.setFormatter(_LineFormatter())
     made.handlers = [_python_handler]  # importing the package again must not add a second one
+    made.filters = [_package_filter]
     return made
 
 
@@ -208,6 +228,7 @@ def _make_backend_logger(name: str) -> BackendLogger:
     # Not registered with logging.getLogger: these lines go to their own destination and to no root handler.
     made = BackendLogger(name)
     made.propagate = False
+    made.addFilter(_package_filter)
     made.addFilter(_repeats)
     made.addHandler(_backend_handler)
     return made
@@ -279,11 +300,12 @@ def ir_is_dumped() -> bool:
 def apply_environment() -> None:
     """Take the level from ``POPTORCH_LOG_LEVEL``; done when the package is imported."""
     global _from_environment
-    level = os.environ.get("POPTORCH_LOG_LEVEL", "WARN")
+    text = os.environ.get("POPTORCH_LOG_LEVEL", "WARN")
+    level = text.upper()
     if level not in _LEVELS:
         raise ValueError(
-            f"Unknown log level: {level}. Valid values are {_ADVERTISED}. It comes from the environment "
-            "variable POPTORCH_LOG_LEVEL: unset it or use one of these names, in capitals"
+            f"Unknown log level: {text}. Valid values are {_ADVERTISED}. It comes from the environment "
+            "variable POPTORCH_LOG_LEVEL: unset it or use one of these names"
         )
     _from_environment = level
     setLogLevel(level)
@@ -310,6 +332,13 @@ def log_once(level: int, key: Hashable, message: str) -> None:
 def warn_once(key: Hashable, message: str) -> None:
     """Warn about ``message`` the first time that ``key`` is seen in this process."""
     log_once(logging.WARNING, key, message)
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """Say in the log, and with a ``DeprecationWarning`` at the user's line, that ``old`` is of an earlier release."""
+    text = f"{old} comes from an earlier release: use {new}."
+    logger.warning("[Deprecated] %s", text)
+    warn_user(text, DeprecationWarning)
 
 
 def forget_said() -> None:

@@ -214,9 +214,9 @@ def deprecated_name(name: str) -> Any:
     True
     """
     value, replacement = DEPRECATED[name]
-    from poptorch._logging import logger  # only needed here, and the logger must not need the enums
+    from poptorch._logging import warn_deprecated  # only needed here, and the logger must not need the enums
 
-    logger.warning("[Deprecated] poptorch.%s comes from an earlier release: use %s.", name, replacement)
+    warn_deprecated(f"poptorch.{name}", replacement)
     return value
 
 

@@ -456,6 +456,20 @@ VARIABLES: tuple[
 )
 """Every variable of the package, for the documentation."""
 
+
+def given() -> dict[str, str]:
+    """The variables of the package that are set, and their texts.
+
+    >>> import os
+    >>> os.environ["POPTORCH_VERIFY"] = "1"
+    >>> given()["POPTORCH_VERIFY"]
+    '1'
+    >>> del os.environ["POPTORCH_VERIFY"]
+    """
+    return {variable.name: os.environ[variable.name] for variable in VARIABLES if variable.name in os.environ}
+
+
+
 @dataclass(frozen=True)
 class ModelRequest:
     """Which IPU Model the environment asks for."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from poptorch import _logging
+from poptorch.frames import users_frame
 from poptorch_files import quietly_replaced
 
 ERROR_LOG = "poptorch_error.log"
@@ -183,11 +184,12 @@ def _described(kind: type[_SomeError], message: str, origin: str, raised_at: str
 
 
 def _raised_at() -> str:
-    """``file:line`` of the code that asked this module for an error, the file relative to the package."""
-    frame = sys._getframe(2)
+    """``file:line`` of the user's code that led here; without any, of the code that asked this module for an error."""
+    here = sys._getframe(2)
+    frame = users_frame(here) or here
     path = Path(frame.f_code.co_filename)
-    parts = path.parts
-    if "poptorch" in parts:
+    if frame is here and "poptorch" in path.parts:
+        parts = path.parts
         path = Path(*parts[len(parts) - 1 - parts[::-1].index("poptorch") :])
     return f"{path.as_posix()}:{frame.f_lineno}"
 

@@ -37,12 +37,22 @@ def test_a_hook_that_collects_outputs_is_named(training: bool, form: Any) -> Non
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_hook_that_only_looks_or_replaces_is_fine(training: bool) -> None:
-    net, shapes = Net(), []
-    net.first.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+def test_a_hook_that_replaces_is_fine(training: bool) -> None:
+    net = Net()
     net.second.register_forward_hook(lambda module, inputs, output: output * 2)
     net.second.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _call(net, training)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_hook_that_only_looks_is_told_that_it_runs_once(training: bool) -> None:
+    net, shapes = Net(), []
+    net.first.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    hooks = dict(net.first._forward_hooks)
+    with pytest.warns(UserWarning, match=r"hook .*<lambda> of 'first' runs once") as told:
+        _call(net, training)
+    assert {warning.filename for warning in told} == {__file__}
     assert shapes == [(2, 3)]
+    assert dict(net.first._forward_hooks) == hooks

@@ -158,7 +158,9 @@ def version_text(style: str) -> str:
     >>> version_text("text").startswith("poprun ")
     True
     """
-    versions = {"poprun": _version("poptorch")}
+    from poptorch import __version__  # here, because it imports torch
+
+    versions = {"poprun": __version__}
     if style == "text":
         return f"poprun {versions['poprun']}"
     versions |= {"python": platform.python_version(), "torch": _version("torch"), "numpy": _version("numpy")}

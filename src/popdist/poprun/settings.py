@@ -101,7 +101,7 @@ def _flag(text: str, aliases: str = "") -> Any:
 class Settings:
     """What the command line and a configuration file say. The fields have the names of the options."""
 
-    help: bool = _flag("print this text")
+    help: bool = _flag("print this text", "-h")
     version: bool = _flag("print the version")
     version_format: str = _option(
         "text", one_of("text", "full-text", "full-json"), "FORMAT", "text, full-text or full-json; the last two name "

@@ -13,9 +13,6 @@ from typing import Any, NoReturn
 from popdist.vipu import output
 from popdist.vipu.registry import CLUSTER, ROUTINGS, SYNC_TYPES, Partition, Registry, RegistryError, Spec
 
-VERSION = "1.18.0"
-"""The version of the original tool whose behaviour this one has."""
-
 _DESCRIPTION = """Partitions of the virtual IPUs of this host.
 
   create partition NAME --size N     make a partition
@@ -49,17 +46,42 @@ def run(arguments: Sequence[str], registry: Registry | None = None, admin: bool 
     """What a command prints."""
     shared = _global_parser()
     known, rest = shared.parse_known_args(list(arguments))
-    if known.help or not (rest or known.version or known.server_version):
+    if not (rest or known.version or known.server_version):
         return _DESCRIPTION + "\n" + shared.format_help()
     if known.version:
-        return f"vipu {VERSION}\n"
+        return f"vipu {version()}\n"
     if known.server_version:
-        return f"version: {VERSION}\nhost: {known.api_host or 'localhost'}:{known.api_port}\n"
+        return f"version: {version()}\nhost: {known.api_host or 'localhost'}:{known.api_port}\n"
     words = [rest.pop(0) for _ in range(min(2, len(rest)))]
+    if known.help and not words:
+        return _DESCRIPTION + "\n" + shared.format_help()
     command = _COMMANDS.get(" ".join([words[0], words[-1].removesuffix("s")])) if len(words) == 2 else None
     if command is None:
         raise RegistryError(f"there is no command {' '.join(words)!r}; --help lists the commands")
+    if known.help:
+        return _help_of(words, command)
     return command(_Call(registry or Registry(), rest, bool(known.showjson), admin))
+
+
+def _help_of(words: list[str], command: Callable[[_Call], str]) -> str:
+    """The name and the flags of one command."""
+    parser = argparse.ArgumentParser(
+        prog=f"vipu {' '.join(words)}", description=command.__doc__, add_help=False, allow_abbrev=False
+    )
+    takes_name, flags = _FLAGS.get(command, (False, None))
+    if takes_name:
+        parser.add_argument("name", help="the name of the partition")
+    if flags is not None:
+        flags(parser)
+    return parser.format_help() + "\nvipu --help lists the flags of all commands.\n"
+
+
+def version() -> str:
+    """The version of this package."""
+    # Here, not above: it imports torch, and most commands do without.
+    from poptorch import __version__
+
+    return str(__version__)
 
 
 class _Call:
@@ -108,22 +130,37 @@ def _global_parser() -> argparse.ArgumentParser:
 
 
 def _creation_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--reconfigurable", action="store_true")
-    parser.add_argument("--num-gcds", "--gcds", type=int, default=1)
-    parser.add_argument("--gcd-sync-replicas", "--total-num-replicas", dest="replicas", type=int)
-    parser.add_argument("--allocation")
-    parser.add_argument("--cluster")
-    parser.add_argument("--routing", choices=sorted(ROUTINGS))
-    parser.add_argument("--sync-type", choices=sorted(SYNC_TYPES))
-    parser.add_argument("--num-ilds", "--segments", dest="domains", type=int, default=1)
-    parser.add_argument("--gw-routing", choices=["ring", "swring"])
-    parser.add_argument("--index", type=int)
-    parser.add_argument("--no-auto-reset", action="store_true")
-    parser.add_argument("--relocatable", action="store_true")
+    add = parser.add_argument
+    add("--size", type=int, required=True, help="how many IPUs")
+    add("--reconfigurable", action="store_true", help="programs choose among its IPUs")
+    add("--num-gcds", "--gcds", type=int, default=1, help="how many processes share it; 1 by default")
+    add("--gcd-sync-replicas", "--total-num-replicas", dest="replicas", type=int, help="replicas of all processes")
+    add("--allocation", help=f"the pool that it is taken from: {CLUSTER}")
+    add("--cluster", help="the same, as earlier releases call it")
+    add("--routing", choices=sorted(ROUTINGS), help="how its IPUs are linked")
+    add("--sync-type", choices=sorted(SYNC_TYPES), help="how its IPUs wait for each other")
+    add("--num-ilds", "--segments", dest="domains", type=int, default=1, help="how many link domains")
+    add("--gw-routing", choices=["ring", "swring"], help="accepted: there are no gateways")
+    add("--index", type=int, help="its place in the pool")
+    add("--no-auto-reset", action="store_true", help="accepted: virtual IPUs need no reset")
+    add("--relocatable", action="store_true", help="accepted: it never moves")
+
+
+def _reset_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--relocatable", action="store_true", help="accepted: it never moves")
+
+
+def _removal_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", "-f", action="store_true", help="a partition that is not there is no error")
+
+
+def _reading_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gcd", type=int, default=0, help="the part of the partition; 0 by default")
+    parser.add_argument("--ipuof-configs", action="store_true", help="print the connection file of that part")
 
 
 def _create(call: _Call) -> str:
+    """Make a partition."""
     given = call.parse(_creation_flags)
     for pool in (given.allocation, given.cluster):
         if pool not in (None, CLUSTER):
@@ -143,13 +180,15 @@ def _create(call: _Call) -> str:
 
 
 def _reset(call: _Call) -> str:
-    name = call.parse(lambda parser: parser.add_argument("--relocatable", action="store_true")).name
+    """Bring a partition back to its initial state."""
+    name = call.parse(_reset_flags).name
     call.registry.reset(name)
     return call.done("reset partition", name)
 
 
 def _remove(call: _Call) -> str:
-    given = call.parse(lambda parser: parser.add_argument("--force", "-f", action="store_true"))
+    """Remove a partition."""
+    given = call.parse(_removal_flags)
     try:
         call.registry.remove(given.name)
     except RegistryError:
@@ -159,11 +198,8 @@ def _remove(call: _Call) -> str:
 
 
 def _get(call: _Call) -> str:
-    def flags(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--gcd", type=int, default=0)
-        parser.add_argument("--ipuof-configs", action="store_true")
-
-    given = call.parse(flags)
+    """Show one partition, or how to connect to a part of it."""
+    given = call.parse(_reading_flags)
     partition = call.registry.get(given.name)
     if given.gcd not in range(partition.spec.num_gcds):
         raise RegistryError(f"the partition {given.name!r} has {partition.spec.num_gcds} GCDs, and none is {given.gcd}")
@@ -189,6 +225,7 @@ def _get(call: _Call) -> str:
 
 
 def _list_partitions(call: _Call) -> str:
+    """List all partitions."""
     call.nothing_else()
     found, problems = call.registry.look()
     partitions = found.values()
@@ -208,6 +245,7 @@ def _list_partitions(call: _Call) -> str:
 
 
 def _list_clusters(call: _Call) -> str:
+    """List the clusters."""
     call.nothing_else()
     total = available_ipus()
     if call.as_json:
@@ -219,6 +257,7 @@ def _list_clusters(call: _Call) -> str:
 
 
 def _list_allocations(call: _Call) -> str:
+    """List the pools that partitions come from."""
     call.nothing_else()
     if call.as_json:
         return output.as_json([{"id": CLUSTER, "agents": ["this-host"]}])
@@ -226,6 +265,7 @@ def _list_allocations(call: _Call) -> str:
 
 
 def _list_attributes(call: _Call) -> str:
+    """List the IPUs and who has them."""
     call.nothing_else()
     holders = {ipu: it.name for it in call.registry.partitions().values() for ipu in it.ipus()}
     rows = [["this-host", ipu, "partition", holders.get(ipu, "-")] for ipu in range(available_ipus())]
@@ -245,6 +285,14 @@ _COMMANDS: dict[str, Callable[[_Call], str]] = {
     "list allocation": _list_allocations,
     "list ipu-attr": _list_attributes,
 }
+
+_FLAGS: dict[Callable[[_Call], str], tuple[bool, Callable[[argparse.ArgumentParser], object] | None]] = {
+    _create: (True, _creation_flags),
+    _reset: (True, _reset_flags),
+    _remove: (True, _removal_flags),
+    _get: (True, _reading_flags),
+}
+"""Whether a command takes a name, and what adds its flags."""
 
 
 def _described(partition: Partition) -> dict[str, Any]:

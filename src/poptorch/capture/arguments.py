@@ -296,11 +296,14 @@ class ArgumentLayout:
 
     def _compare_tensor(self, spec: TensorSpec, value: Any, path: str) -> None:
         if not isinstance(value, torch.Tensor):
-            _mismatch(f"Type mismatch for {path}: expected {torch.Tensor} but got {type(value)}.")
+            missing = " Pass all arguments in each call, labels included." if value is None else ""
+            _mismatch(f"Type mismatch for {path}: expected {torch.Tensor} but got {type(value)}.{missing}")
         if value.dtype != spec.dtype:
             _mismatch(f"Data type mismatch for {path}: expected {spec.dtype} but got {value.dtype}.")
         if value.shape != spec.shape:
-            _mismatch(f"Shape mismatch for {path}: expected {spec.shape} but got {value.shape}.")
+            smaller = value.shape[1:] == spec.shape[1:] and value.dim() > 0 and value.shape[0] < spec.shape[0]
+            last = " Is it the last, smaller batch? Leave it out (drop_last=True) or pad it." if smaller else ""
+            _mismatch(f"Shape mismatch for {path}: expected {spec.shape} but got {value.shape}.{last}")
 
     @staticmethod
     def _compare_constant(expected: Any, value: Any, path: str) -> None:

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 
 import torch
 
+from poptorch.frames import is_typed
 from poptorch.program.opinfo import SourceLocation
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -36,7 +37,7 @@ def location_of(error: BaseException, excludes: Sequence[str] = DEFAULT_EXCLUDES
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if _is_users(name, excludes):
+        if _is_users(trace.tb_frame.f_code, excludes, trace.tb_frame):
             found = SourceLocation(name, trace.tb_lineno)
         trace = trace.tb_next
     return found
@@ -45,13 +46,16 @@ def location_of(error: BaseException, excludes: Sequence[str] = DEFAULT_EXCLUDES
 def definition_of(function: object, excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
     """Where a function of the user is written; ``None`` for any other function."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)  # type: ignore[arg-type]
-    if not isinstance(code, CodeType) or not _is_users(code.co_filename, excludes):
+    if not isinstance(code, CodeType) or not _is_users(code, excludes):
         return None
     return SourceLocation(code.co_filename, code.co_firstlineno)
 
 
-def _is_users(file: str, excludes: Sequence[str]) -> bool:
-    if file.startswith((_PACKAGE, "<", *_MACHINERY)) or any(part in file for part in excludes):
+def _is_users(code: CodeType, excludes: Sequence[str], frame: FrameType | None = None) -> bool:
+    file = code.co_filename
+    if file.startswith("<"):
+        return is_typed(file, code.co_name, frame.f_globals.get("__name__") if frame is not None else None)
+    if file.startswith((_PACKAGE, *_MACHINERY)) or any(part in file for part in excludes):
         return False
     return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)  # context managers, partial functions
 
@@ -65,8 +69,7 @@ def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation 
     """The innermost frame that is neither ours nor excluded; ``None`` when all are."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if _is_users(name, excludes):
-            return SourceLocation(name, frame.f_lineno)
+        if _is_users(frame.f_code, excludes, frame):
+            return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None

@@ -21,6 +21,7 @@ from poptorch.capture import higher_order, strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.capture.locations import user_location
 from poptorch.errors import createPoptorchError
+from poptorch.frames import warn_user
 from poptorch.ops.function_modes import in_force, runs_functions
 from poptorch.ops.matmul import remember_operands
 
@@ -182,6 +183,17 @@ def _format(func: Callable[..., str], tensor: Tensor, specification: str) -> str
     return func(tensor, specification)
 
 
+def _printed(func: Callable[..., str], tensor: Tensor, *settings: Any, **more: Any) -> str:
+    """What ``print`` shows in forward: a shape and a type, and where to find values."""
+    if not isinstance(tensor, FakeTensor):
+        return func(tensor, *settings, **more)
+    warn_user(
+        "forward() prints a tensor. Its values are known when the program runs, not while the model is compiled: print "
+        "them in each call with x = poptorch.ipu_print_tensor(x), or return the tensor."
+    )
+    return f"Tensor(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, no values while the model is compiled)"
+
+
 def _pickled(func: Callable[..., Any], tensor: Tensor, protocol: Any) -> Any:
     if not isinstance(tensor, FakeTensor):
         return func(tensor, protocol)
@@ -221,6 +233,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.__format__: _format,
+    Tensor.__repr__: _printed,
     torch._assert_async: _assert_async,
     Tensor.__reduce_ex__: _pickled,
     torch.tensor: _from_data,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,13 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
 def dynamic_shape_error(func: Any, where: SourceLocation | None) -> DynamicShapeError:
     """The error for an operation whose shape depends on values."""
     name, line = str(func), "" if where is None else f" at {where}"
+    if "nonzero" in name and "index" not in name and "nonzero" in _written_at(where):
+        return DynamicShapeError.of(
+            func,
+            f"nonzero() is unsupported because it would produce dynamic output shapes ({name}{line}): how many "
+            "elements are not zero is known when the program runs. Use torch.where(mask, x, 0), torch.topk for a fixed "
+            "number of positions, or compute positions before the model is called.",
+        )
     if any(part in name for part in _BY_MASK):
         return DynamicShapeError.of(
             func,
@@ -49,6 +57,11 @@ def dynamic_shape_error(func: Any, where: SourceLocation | None) -> DynamicShape
         "its inputs, and a compiled program has static shapes. Compute it before the model is called and pass the "
         "result, run it on the host with poptorch.CPU, or use an operation that keeps the shape and marks what counts.",
     )
+
+
+def _written_at(where: SourceLocation | None) -> str:
+    """The user's line, as far as its file can be read: masks in an index and ``nonzero`` become the same operation."""
+    return "" if where is None else linecache.getline(where.file, where.line)
 
 
 def refuse_dynamic_shape(func: Any, args: Any, kwargs: Any, where: SourceLocation | None) -> None:

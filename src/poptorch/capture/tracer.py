@@ -26,6 +26,7 @@ from poptorch.ambient import CaptureContext
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.device_names import DeviceNames
+from poptorch.capture.eager_habits import arguments_explained, habits_watched, warn_of_narrowing, warn_of_training_mode
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
 from poptorch.capture.kept import has_hooks, warn_of_kept
@@ -113,7 +114,9 @@ def record(request: Request, grad: bool | None = None, promotes: bool = False) -
     """
     rules = MixedTypes.of(request.options, promotes)
     grad = request.training if grad is None else grad
-    with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager():
+    warn_of_narrowing([*request.inputs, *request.model.parameters()])
+    explained = arguments_explained(request.layout.constants())
+    with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager(), explained:
         try:
             return _attempt(request, rules, grad)
         except RuntimeError as why:
@@ -195,6 +198,8 @@ class _Attempt:
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
             graph_module = traced(state, inputs, scale)
         assert self._structure is not None
+        if not request.training:
+            warn_of_training_mode(request.model, graph_module.graph.nodes)
         if has_hooks(request.model):
             warn_of_kept(self._tracked, [*state, *inputs, *scale, *self._plain.values()])
         self._affect_host(graph_module)
@@ -281,7 +286,8 @@ class _Attempt:
         with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with contents_kept(request.layout.constants()):
-                with module_scopes(request), capturable_norms(request.model, replicas_of(request.options)):
+                watched = habits_watched(request.model)
+                with module_scopes(request), capturable_norms(request.model, replicas_of(request.options)), watched:
                     output = request.model(*args, **kwargs)
                 adopt_statistics(self._state, state)
                 results, self._structure = flatten(output)

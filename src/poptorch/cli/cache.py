@@ -1,4 +1,4 @@
-"""``python -m poptorch cache``: what the caches hold, whether it is sound, and how to have less of it."""
+"""``poptorch cache``: what the caches hold, whether it is sound, and how to have less of it."""
 
 from __future__ import annotations
 

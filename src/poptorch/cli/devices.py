@@ -1,4 +1,4 @@
-"""``python -m poptorch devices``: the virtual IPUs of this machine, and who has or awaits them."""
+"""``poptorch devices``: the virtual IPUs of this machine, and who has or awaits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m poptorch estimate script.py:function``: what a model would cost on IPUs."""
+"""``poptorch estimate script.py:function``: what a model would cost on IPUs."""
 
 from __future__ import annotations
 

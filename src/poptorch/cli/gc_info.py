@@ -10,9 +10,9 @@ from typing import Any
 
 from poptorch._version import __version__
 from poptorch.cli.devices import as_data, device_data
+from poptorch.cli.running import ended
 from poptorch.devices.listing import FREE, Listed, board_of, devices
 from poptorch.devices.system import System, system
-from poptorch.errors import Error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,11 +41,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     chosen = _parser().parse_args(arguments)
-    try:
-        return _run(chosen, system())
-    except Error as problem:
-        print(problem, file=sys.stderr)
-        return 1
+    return ended(lambda: _run(chosen, system()))
 
 
 def _run(chosen: argparse.Namespace, machine: System | None) -> int:

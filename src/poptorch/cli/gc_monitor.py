@@ -12,10 +12,10 @@ from typing import Any
 
 from poptorch._version import __version__
 from poptorch.cli.devices import owner_data
+from poptorch.cli.running import ended
 from poptorch.devices.listing import Listed, devices
 from poptorch.devices.sharing import Owner
 from poptorch.devices.system import System, system
-from poptorch.errors import Error
 
 _CARD_COLUMNS = ("IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing")
 _PROCESS_COLUMNS = ("PID", "Command", "Time", "User", "ID", "Clock", "Temp", "Board temp", "Power")
@@ -38,20 +38,21 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     chosen = _parser().parse_args(arguments)
-    try:
-        machine = system()
-        singles = [] if machine is None else [device for device in devices(machine) if device.group.size == 1]
-    except Error as problem:
-        print(problem, file=sys.stderr)
-        return 1
+    return ended(lambda: _run(chosen))
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    machine = system()
+    singles = [] if machine is None else [device for device in devices(machine) if device.group.size == 1]
     if chosen.json:
         print(json.dumps({"cards": cards(singles)}, indent=1))
     elif chosen.csv:
         _print_csv(singles)
     else:
+        # What people look for first: who has the IPUs. Boards without a process come last.
+        print(_process_tables(machine, singles))
         if not chosen.no_card_info:
             print(_card_table(machine, singles))
-        print(_process_tables(machine, singles))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``python -m poptorch report FOLDER``: the summary and the page of a report, or of all reports in a folder."""
+"""``poptorch report FOLDER``: the summary and the page of a report, or of all reports in a folder."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ def _run(chosen: argparse.Namespace) -> int:
     profiles = _profiles(chosen.folder)
     if chosen.compare is not None:
         return _compare(profiles, _profiles(chosen.compare))
+    pages = _write_pages(profiles)  # before the text: `… | head` closes the pipe early
     if chosen.json:
         described = {folder.name: profile.described() for folder, profile in profiles.items()}
         print(json.dumps(described if len(described) > 1 else next(iter(described.values())), indent=2))
-    else:
-        _print(profiles, chosen.text)
-    _write_pages(profiles, silent=chosen.json)
+        return 0
+    _print(profiles, chosen.text)
+    for page in pages:
+        print(f"Page for browsers: {page}")
     return 0
 
 
@@ -63,17 +65,19 @@ def _print(profiles: dict[Path, Profile], plain: bool) -> None:
             print(as_text(sections))
 
 
-def _write_pages(profiles: dict[Path, Profile], silent: bool) -> None:
+def _write_pages(profiles: dict[Path, Profile]) -> list[Path]:
     from poptorch.report.page import write_page
 
+    pages = []
     for folder, profile in profiles.items():
         try:
             page = write_page(folder, profile)
         except OSError as problem:
             print(f"The page cannot be written to {folder}: {problem}", file=sys.stderr)
             continue
-        if page is not None and not silent:
-            print(f"Page for browsers: {page}")
+        if page is not None:
+            pages.append(page)
+    return pages
 
 
 def _compare(ours: dict[Path, Profile], theirs: dict[Path, Profile]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
@@ -56,6 +56,16 @@ class DataLoader(TorchDataLoader[Any]):
     tensor([0, 1, 2, 3, 4, 5, 6, 7])
     """
 
+    if not TYPE_CHECKING:  # type checkers see the missing argument
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is DataLoader and len(args) == 1 and "dataset" not in kwargs and not isinstance(args[0], Options):
+                raise TypeError(
+                    "poptorch.DataLoader needs the options first, because they say how many rows a call takes: "
+                    "poptorch.DataLoader(poptorch.Options(), dataset, batch_size=...)."
+                )
+            return super().__new__(cls)
+
     def __init__(
         self,
         options: Options,
@@ -73,7 +83,8 @@ class DataLoader(TorchDataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         assert isinstance(options, Options), (
-            f"Invalid type: 'options' is of type {type(options).__name__} (expected poptorch.Options)"
+            f"Invalid type: 'options' is of type {type(options).__name__} (expected poptorch.Options). Options "
+            "come first: poptorch.DataLoader(poptorch.Options(), dataset, batch_size=...)"
         )
         self._accessor: AsynchronousDataAccessor | None = None
         options._freeze()
@@ -126,6 +137,7 @@ class DataLoader(TorchDataLoader[Any]):
             self._accessor = self._load_in_background(plan, dict(async_options or {}), deadline_s)
         else:
             self._meter = WaitMeter("poptorch.DataLoader", "use num_workers > 0 or mode=DataLoaderMode.Async")
+        self._warn_if_nothing_comes()
 
     def _load_in_background(
         self, plan: LoadingPlan, async_options: dict[str, Any], deadline_s: float
@@ -179,6 +191,17 @@ class DataLoader(TorchDataLoader[Any]):
     ) -> None:
         if self._accessor is not None:
             self._accessor.__exit__(kind, error, trace)
+
+    def _warn_if_nothing_comes(self) -> None:
+        """A loop over a loader without a batch ends at once, and looks like success."""
+        rows, plan = length_or_none(self.dataset), self._plan
+        if rows and plan.combined is not None and length_or_none(self) == 0:
+            logger.warning(
+                "The loop over this data loader will never run: the dataset has %d rows for this process, and one "
+                "call takes %d (batch_size x deviceIterations x replicationFactor x gradientAccumulation). Make one of "
+                "these smaller, or pad the data.",
+                rows, plan.combined,
+            )  # fmt: skip
 
     def __len__(self) -> int:
         plan = self._plan

@@ -32,6 +32,7 @@ from poptorch.executor.sharing import sharers
 from poptorch.executor.stored import Exported, StoredExecutable
 from poptorch.executor.tracebacks import folded, folding
 from poptorch.executor.turns import Turns, in_turn
+from poptorch.frames import warn_user
 from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
@@ -39,6 +40,11 @@ from poptorch.profiling import Channel
 from poptorch.profiling.trace import SpanKind, Trace
 from poptorch.program.program import Program
 from poptorch.runtime import counters, gantt
+
+_OFFLINE = (
+    ": options.useOfflineIpuTarget() compiles without one. Export the model with compileAndExport(), or leave the "
+    "option out to run it here."
+)
 
 
 class PoplarExecutor:
@@ -216,7 +222,7 @@ class PoplarExecutor:
     @in_turn
     def attachToDevice(self) -> None:
         """Reserve a device for the compiled program and load everything on it."""
-        assert not self._offline, "Trying to attach to an offline device"
+        assert not self._offline, f"Trying to attach to an offline device{_OFFLINE}"
         self._compiled().attach()
 
     @in_turn
@@ -263,7 +269,7 @@ class PoplarExecutor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on these arguments, the same that the user model's ``forward`` takes."""
-        assert not self._offline, "Trying to run a model on an offline device"
+        assert not self._offline, f"Trying to run a model on an offline device{_OFFLINE}"
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # device memory outlives the caller's mode
                 return self(*args, **kwargs)
@@ -331,6 +337,21 @@ class PoplarExecutor:
     def copyNamedBuffersToDevice(self) -> None:
         """Refresh the buffers declared with ``Options.updatableNamedBuffers`` from the host, and nothing else."""
         self._compiled().upload_buffers()
+
+    # -- moves -----------------------------------------------------------------------------------------------------
+
+    def cuda(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the model runs on virtual IPUs."""
+        raise createPoptorchError(
+            "The model runs on virtual IPUs, which use the CPU: leave out .cuda(), for the model and for its inputs."
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``to`` of the model does; a GPU is refused."""
+        named = [*args, kwargs.get("device")]
+        if any(str(place).startswith("cuda") for place in named if isinstance(place, (str, torch.device))):
+            self.cuda()
+        return self._model.to(*args, **kwargs)
 
     # -- optimizer and random numbers ----------------------------------------------------------------------------
 
@@ -561,11 +582,14 @@ class PoplarExecutor:
 
 
 def unwrapped(model: Any) -> Any:
-    """The user's model in an executor; anything else as it is.
+    """The user's model in an executor, or the module that ``torch.compile`` was given; anything else as it is.
 
     >>> import poptorch
     >>> model = torch.nn.ReLU()
     >>> unwrapped(poptorch.inferenceModel(model)) is unwrapped(model) is model
     True
     """
+    if type(model).__name__ == "OptimizedModule" and isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        warn_user("torch.compile() has no effect on a wrapped model: the module that it was given is compiled for IPUs")
+        return model._orig_mod
     return model._user_model if isinstance(model, PoplarExecutor) else model

@@ -14,6 +14,7 @@ from poptorch.compiler.lowering import restrict
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
+from poptorch.executor.rate_watch import RateWatch
 from poptorch.executor.replacements import Replacement
 from poptorch.executor.state_names import StateNames
 from poptorch.executor.turns import Turns, in_turn
@@ -97,6 +98,7 @@ class OptimizerLink:
 
         self._engine: Engine | None = None
         self._watcher = UnexpectedAttributes()
+        self._rates = RateWatch()
         self._check_attributes(optimizer)
 
     def _check_attributes(self, optimizer: torch.optim.Optimizer) -> None:
@@ -131,6 +133,7 @@ class OptimizerLink:
         """Refuse numbers that no update can use, before compiling."""
         self.spec = describe(self.optimizer, self._options)
         check_ranges(self.spec)
+        self._rates.given(self.optimizer)
 
     def compiled(
         self,
@@ -217,15 +220,18 @@ class OptimizerLink:
     def runs(self) -> None:
         """The device begins to run: from now on it may have newer state than the host."""
         if self._compiled is not None:
+            self._rates.check()
             bridge.before_run(self.optimizer)
 
     def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""
-        self._check_attributes(optimizer)
         new = describe(optimizer, self._options)
         if self._compiled is not None:
             check_members(self.spec, new)
             new = check_update(self._compiled, restrict(new, self._used))
+        self._check_attributes(optimizer)
+        self._rates.given(optimizer)
+        if self._compiled is not None:
             if optimizer is not self.optimizer:
                 bridge.replace(self.optimizer, optimizer, self)
             changed = _variables(new) != _variables(self._compiled)

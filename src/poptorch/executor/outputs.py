@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -47,6 +48,15 @@ def refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
+def _item_of_many(shape: torch.Size) -> NoReturn:
+    """What ``item()`` of a result with several values does: eager code has one loss where a call has several."""
+    raise RuntimeError(
+        f"a Tensor with {shape.numel()} elements cannot be converted to Scalar. A call returns a value for each "
+        "replica, and with some output modes for each micro-batch and device iteration: use loss.mean().item(). See "
+        "docs/batching.md."
+    )
+
+
 def _nothing() -> None:
     """The attributes of a result that belong in a pickle: none, for it must load where this package is missing."""
 
@@ -59,5 +69,7 @@ def as_result(tensor: torch.Tensor) -> torch.Tensor:
     (<class 'torch.Tensor'>, True)
     """
     tensor.backward = refuse_backward  # type: ignore[method-assign]
+    if tensor.numel() > 1:
+        tensor.item = functools.partial(_item_of_many, tensor.shape)  # type: ignore[method-assign]
     tensor.__getstate__ = _nothing  # type: ignore[method-assign]
     return tensor

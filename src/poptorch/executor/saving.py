@@ -139,7 +139,9 @@ def _target(filename: str) -> Path:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
             raise AssertionError(f"Cannot save to {filename}: {parent} exists but is not a directory")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():
+        logger.warning("The directory %s does not exist: it is made for %s", path.parent, path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 

@@ -16,11 +16,11 @@ import torch
 
 from poptorch import environment
 from poptorch.errors import Error
+from poptorch.frames import is_users
 from poptorch.runtime.failures import job_of
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
-_GENERATED = ("<poptorch ", "<native code ", "<eval_with_key>", "<string>", "<frozen ")
 _CONTEXT_MANAGERS = contextlib.__file__
 _INDUCTOR = "torchinductor_"
 """Part of the name of the folder in which Inductor keeps the code that it generates."""
@@ -104,4 +104,6 @@ def _innermost(error: BaseException) -> tuple[str, int] | None:
 
 def _is_users(trace: TracebackType) -> bool:
     name = trace.tb_frame.f_code.co_filename
-    return not name.startswith((_PACKAGE, _TORCH, _CONTEXT_MANAGERS, *_GENERATED)) and _INDUCTOR not in name
+    if name.startswith("<"):
+        return is_users(trace.tb_frame)
+    return not name.startswith((_PACKAGE, _TORCH, _CONTEXT_MANAGERS)) and _INDUCTOR not in name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from poptorch.options.rows import ABSENT, Key
 
@@ -113,23 +113,25 @@ class OptionContainer(Freezable):
         self.__dict__["_is_frozen"] = False
         self.__dict__["_values"] = values
 
-    def __getattr__(self, name: str) -> Any:
-        values = self.__dict__.get("_values", {})
-        if name in values:
-            return values[name]
-        # Private names are asked for by copy and pickle, on objects that have no values yet.
-        hint = "" if name.startswith("_") else suggestion(name, self._public_names())
-        raise AttributeError(f"Invalid attribute {name}.{hint}")
+    if not TYPE_CHECKING:  # a type checker knows the names that exist, and so finds those that do not
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            self._set_private(name, value)
-            return
-        descriptor = getattr(type(self), name, None)
-        if isinstance(descriptor, property) and descriptor.fset is not None:
-            object.__setattr__(self, name, value)  # a property with a setter, added by a subclass
-            return
-        self.set(**{name: value})
+        def __getattr__(self, name: str) -> Any:
+            values = self.__dict__.get("_values", {})
+            if name in values:
+                return values[name]
+            # Private names are asked for by copy and pickle, on objects that have no values yet.
+            hint = "" if name.startswith("_") else self._hint(name)
+            raise AttributeError(f"Invalid attribute {name}.{hint}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                self._set_private(name, value)
+                return
+            descriptor = getattr(type(self), name, None)
+            if isinstance(descriptor, property) and descriptor.fset is not None:
+                object.__setattr__(self, name, value)  # a property with a setter, added by a subclass
+                return
+            self.set(**{name: value})
 
     def _set_private(self, name: str, value: Any) -> None:
         is_dunder = name.startswith("__") and name.endswith(
@@ -186,6 +188,10 @@ class OptionContainer(Freezable):
     def toDict(self) -> dict[str, Any]:
         """All keys and values, as a new dictionary."""
         return dict(self._values)
+
+    def _hint(self, name: str) -> str:
+        """What a name that does not exist may have meant."""
+        return suggestion(name, self._public_names())
 
     def _public_names(self) -> list[str]:
         values = self.__dict__.get("_values", {})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
@@ -15,7 +17,7 @@ class CompilationProgressBar:
     :attr:`stage` says what is being done; it is shown with the next call.
 
     The bar is made at the first call, so that an object which is never called shows nothing. Nothing is shown
-    either where standard error is not a terminal: a log file is no place for a bar.
+    either where standard error is neither a terminal nor a notebook: a log file is no place for a bar.
     """
 
     def __init__(self) -> None:
@@ -24,13 +26,23 @@ class CompilationProgressBar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = tqdm(total=total, desc="Graph compilation", bar_format=_BAR_FORMAT, disable=None)
+            self._bar = _bar(total)
         self._bar.total = total
         self._bar.n = min(done, total)
         self._bar.set_postfix_str(self.stage)
         if done >= total:
             self._bar.close()
             self._bar = None
+
+
+def _bar(total: int) -> tqdm[Any]:
+    """A bar of text, or in a notebook one that is drawn."""
+    from tqdm.auto import tqdm  # at the first bar: it imports asyncio
+
+    in_notebook = "ipykernel" in sys.modules
+    return tqdm(
+        total=total, desc="Graph compilation", bar_format=_BAR_FORMAT, disable=False if in_notebook else None
+    )
 
 
 class Progress:

@@ -6,9 +6,9 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from poptorch import environment
-from poptorch._logging import logger
+from poptorch._logging import logger, warn_deprecated
 from poptorch.enums import OutputMode
-from poptorch.options import config_file, json_settings
+from poptorch.options import comparison, config_file, json_settings
 from poptorch.options.containers import OptionContainer, merge_into, require
 from poptorch.options.groups import (
     _DistributedOptions,
@@ -20,7 +20,7 @@ from poptorch.options.groups import (
 from poptorch.options.passthrough import _PopartOptions
 from poptorch.options.progress import CompilationProgressBar
 from poptorch.options.setters import OptionsSetters
-from poptorch.options.table import keys_of, python_side_keys
+from poptorch.options.table import OPTIONS, keys_of, python_side_keys
 
 if TYPE_CHECKING:
     from typing import Self
@@ -43,6 +43,18 @@ class Options(OptionsSetters, OptionContainer):
 
     _declared = keys_of("Options")
     _python_side = python_side_keys("Options")
+
+    if not TYPE_CHECKING:  # type checkers know that there are no arguments
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if (args or kwargs) and cls.__init__ is Options.__init__:
+                name = next(iter(kwargs), "deviceIterations")
+                value = kwargs.get(name, 4)
+                raise TypeError(
+                    "Options() takes no arguments: options are set by methods, for instance "
+                    f"poptorch.Options().{name}({value!r})."
+                )
+            return super().__new__(cls)
 
     def __init__(self) -> None:
         self._popart = _PopartOptions()
@@ -98,7 +110,7 @@ class Options(OptionsSetters, OptionContainer):
     @property
     def Popart(self) -> _PopartOptions:
         """Deprecated: use ``_Popart``."""
-        logger.warning("[Deprecated] Options.Popart comes from an earlier release: use Options._Popart.")
+        warn_deprecated("Options.Popart", "Options._Popart")
         return self._popart
 
     # --- questions ------------------------------------------------------------------------------------------
@@ -115,9 +127,7 @@ class Options(OptionsSetters, OptionContainer):
 
     def defaultAnchorMode(self) -> bool:
         """Deprecated: use :meth:`defaultOutputMode`."""
-        logger.warning(
-            "[Deprecated] Options.defaultAnchorMode comes from an earlier release: use defaultOutputMode."
-        )
+        warn_deprecated("Options.defaultAnchorMode", "defaultOutputMode")
         return self.defaultOutputMode()
 
     # --- files ----------------------------------------------------------------------------------------------
@@ -148,6 +158,36 @@ class Options(OptionsSetters, OptionContainer):
         """
         json_settings.apply(self, string)
         return self
+
+    def to_json(self) -> str:
+        """The settings that differ from the defaults, as text for :meth:`from_json`.
+
+        A setting that JSON cannot express, such as an execution strategy, is an error that names it.
+
+        >>> text = Options().deviceIterations(4).outputMode(OutputMode.EveryN, 2).to_json()
+        >>> print(text)
+        {
+         "deviceIterations": 4,
+         "outputMode": [
+          "OutputMode.EveryN",
+          2
+         ]
+        }
+        >>> Options().from_json(text).output_return_period
+        2
+        """
+        return json_settings.written(self)
+
+    def differences(self) -> dict[str, Any]:
+        """What differs from the defaults: the path of each such setting, and its value.
+
+        >>> opts = Options().deviceIterations(4)
+        >>> opts.Training.gradientAccumulation(8).toDict()["gradient_accumulation"]
+        8
+        >>> opts.differences()
+        {'device_iterations': 4, 'Training.gradient_accumulation': 8}
+        """
+        return comparison.differences(self)
 
     # --- copies and conversions -----------------------------------------------------------------------------
 
@@ -181,6 +221,12 @@ class Options(OptionsSetters, OptionContainer):
             merge_into(merged, {"compilation_progress_bar_fn": CompilationProgressBar()})
         return merged
 
+    def _hint(self, name: str) -> str:
+        groups = [row.group for row in OPTIONS if row.method == name and row.group in _GROUP_PROPERTIES]
+        if groups:
+            return f" It belongs to a group: options.{groups[0]}.{name}(...)."
+        return super()._hint(name)
+
     def _freeze(self) -> None:
         super()._freeze()
         for name in _GROUP_PROPERTIES:
@@ -195,3 +241,10 @@ class Options(OptionsSetters, OptionContainer):
         values = [f"{key}={value!r}" for key, value in self._values.items()]
         groups = [f"{name}={getattr(self, name)!r}" for name in _GROUP_PROPERTIES]
         return f"{type(self).__name__}({', '.join(values + groups)})"
+
+    def __str__(self) -> str:
+        changed = self.differences()
+        if not changed:
+            return f"{type(self).__name__}: all as by default"
+        lines = [f"  {name} = {value!r}" for name, value in changed.items()]
+        return "\n".join([f"{type(self).__name__} that differ from the defaults:", *lines])

@@ -1,6 +1,6 @@
 """The option table: every option of the package is one row, and adding an option is adding a row.
 
-Setters, defaults, type checks, documentation, type stubs and ``docs/compatibility.md`` are all made from it.
+Setters, defaults, type checks, documentation and ``docs/compatibility.md`` are all made from it.
 
 >>> [row.method for row in rows_of("Jit")]
 ['traceModel']
@@ -29,3 +29,7 @@ def keys_of(group: str) -> dict[str, Key]:
 def python_side_keys(group: str) -> dict[str, Key]:
     """The settings of a group that never reach the backend, by name."""
     return {key.name: key for row in rows_of(group) for key in row.keys if key.store == "python"}
+
+
+ROWS_BY_NAME: dict[str, Option] = {f"{row.group}.{row.method}": row for row in OPTIONS}
+"""Each row under its group and setter: ``"Training.gradientAccumulation"``."""

@@ -26,7 +26,7 @@ VERSION = 1
 README = """This is a profile by poptorch. It has the name of Poplar's profile, because programs look for a file of that
 name, but not its format: neither libpva nor PopVision open it. It is a zip archive with profile.json (all figures and
 the schema of the tables) and tables/<table>/<column>.npy (numpy arrays). Read it with poptorch.report.openReport, or
-print it with: python -m poptorch report FOLDER
+print it with: poptorch report FOLDER
 """
 
 @dataclass

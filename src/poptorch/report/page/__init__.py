@@ -63,7 +63,7 @@ def _write(file: Path, title: str, reports: Sequence[PackedReport], comparison: 
         warn_once(
             ("report page", missing.name),
             f"There is no {file.name}, because {missing.name} is not installed: pip install 'poptorch[report]', then "
-            f"python -m poptorch report {file.parent}",
+            f"poptorch report {file.parent}",
         )
         return None
     replace(file, text.encode(errors="replace"))
