@@ -26,8 +26,9 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_pat
     pages.run(page)
 
 
-def test_the_compatibility_page_is_up_to_date() -> None:
-    script = ROOT / "scripts" / "generate_compatibility.py"
+@pytest.mark.parametrize("name", ["generate_compatibility.py", "generate_reference.py"])
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    script = ROOT / "scripts" / name
     done = preloaded.run([script, "--check"])
     assert done.returncode == 0, done.stderr
 
@@ -48,7 +49,10 @@ def anchors(page: Path) -> set[str]:
     """The anchors that headings of a page get."""
     text = pages.FENCE.sub("", page.read_text())
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings}
+    given = {found[1] for heading in headings if (found := re.search(r"\{#(.+)\}$", heading))}
+    return given | {
+        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

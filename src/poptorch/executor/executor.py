@@ -591,5 +591,5 @@ def unwrapped(model: Any) -> Any:
     """
     if type(model).__name__ == "OptimizedModule" and isinstance(getattr(model, "_orig_mod", None), nn.Module):
         warn_user("torch.compile() has no effect on a wrapped model: the module that it was given is compiled for IPUs")
-        return getattr(model, "_orig_mod")
+        return model.get_submodule("_orig_mod")
     return model._user_model if isinstance(model, PoplarExecutor) else model
