@@ -152,8 +152,16 @@ class TestConstants:
         assert constant.tolist() == [0, 1, 2]
 
     def test_types_are_narrowed_too(self):
-        result = wrap(lambda x: (x, torch.tensor([1]), torch.tensor([1.0], dtype=torch.float64)))(torch.ones(1))
+        result = wrap(lambda x: (x, torch.arange(3), torch.tensor([1.0], dtype=torch.float64)))(torch.ones(1))
         assert [t.dtype for t in result] == [torch.float32, torch.int32, torch.float32]
+
+    def test_integers_that_only_pass_through_keep_their_upper_bits(self):
+        """They were never on the device; given back as an argument, they have the type that they had."""
+        window = torch.tensor([4, 1 << 40])
+        given = wrap(lambda x: (x, window, torch.tensor(7), window.view(1, 2) + 1))(torch.ones(1))[1:]
+        for found, expected in zip(given, (window, torch.tensor(7), window.view(1, 2) + 1), strict=True):
+            assert found.dtype is torch.int64
+            assert torch.equal(found, expected)
 
     def test_constants_warn_under_dispatch_only(self):
         def forward(x):

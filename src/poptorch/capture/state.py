@@ -20,6 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from poptorch.capture.gradient_hooks import copy_hooks
 from poptorch.capture.tables import captured_tables
 from poptorch.errors import createPoptorchError
 from poptorch.program.program import has_values
@@ -98,18 +99,44 @@ def _form_of(tensor: torch.Tensor) -> str:
     return "nested tensor" if tensor.is_nested else "quantised tensor" if tensor.is_quantized else ""
 
 
-def check_not_empty(entries: list[StateEntry]) -> None:
+def check_not_empty(model: nn.Module) -> None:
     """Refuse parameters and buffers without elements, as the device cannot hold them."""
-    for entry in entries:
-        check_has_elements(entry.tensor, f"the {entry.kind.value.lower()} {entry.name}")
+    for entry in collect_state(model):
+        if entry.tensor.numel() == 0:
+            what = f"the {entry.kind.value.lower()} {entry.name}"
+            check_has_elements(entry.tensor, what, _owner_and_advice(model, entry))
 
 
-def check_has_elements(tensor: torch.Tensor, what: str) -> None:
+_ADVICE = (
+    "Choose the sizes of this layer so that each is at least one, replace the layer (nn.Identity() computes nothing), "
+    "or leave out the tensor: register None in its place."
+)
+
+
+def _owner_and_advice(model: nn.Module, entry: StateEntry) -> str:
+    """The layer that has a tensor, what layers of torch it is inside of, and what to do."""
+    holder, _, name = entry.slots[0]
+    path = name.rpartition(".")[0]
+    layers = [] if holder is model else [f"It belongs to {holder}"]
+    while path := path.rpartition(".")[0]:
+        outer = model.get_submodule(path)
+        if type(outer).__module__.startswith("torch.nn.") and not isinstance(outer, _CONTAINERS):
+            layers.append(f"part of {path}, of the class {type(outer).__name__}")
+    advice = _ADVICE_FOR_TAILS if any("AdaptiveLogSoftmax" in layer for layer in layers) else _ADVICE
+    return f"{', '.join(layers)}. {advice}" if layers else advice
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_ADVICE_FOR_TAILS = "Its tails have in_features // div_value ** i features: choose a smaller div_value."
+
+
+def check_has_elements(
+    tensor: torch.Tensor, what: str, advice: str = "Give it elements, or leave it out."
+) -> None:
     """Refuse one tensor with a zero-sized dimension."""
     if tensor.numel() == 0:
         raise createPoptorchError(
-            f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}). It is {what}: give it elements, or "
-            "leave it out."
+            f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}). It is {what}. {advice}"
         )
 
 
@@ -385,14 +412,6 @@ def stand_ins_for(
             wants_grad = entry.tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
             tensor = nn.Parameter(tensor, requires_grad=wants_grad)
             if wants_grad:
-                _copy_hooks(entry.tensor, tensor)
+                copy_hooks(entry.name, entry.tensor, tensor)
         result.append(tensor)
     return result
-
-
-def _copy_hooks(source: torch.Tensor, target: torch.Tensor) -> None:
-    """What the user registered on the gradient of a parameter belongs to the model as much as its layers do."""
-    for hook in (source._backward_hooks or {}).values():
-        target.register_hook(hook)
-    for hook in (source._post_accumulate_grad_hooks or {}).values():
-        target.register_post_accumulate_grad_hook(hook)

@@ -14,6 +14,7 @@ from poptorch import hooks
 from poptorch._logging import backend, ir_is_dumped, logger
 from poptorch.capture.arguments import ArgumentLayout, announce_partial_support, positions_of_same
 from poptorch.capture.functional import to_program
+from poptorch.capture.gradient_hooks import check_accumulated
 from poptorch.capture.refusals import lines_named
 from poptorch.capture.state import check_dense, check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
@@ -142,9 +143,10 @@ def _capture(
 ) -> tuple[Recording, Program]:
     given = layout.tensors_of(request.call)
     inputs = micro_batch_inputs(layout, given, loop, request.normalise, request.front_end.takes_empty)
-    state = collect_state(request.model)
-    check_dense(state)
-    check_not_empty(state)
+    check_dense(collect_state(request.model))
+    check_not_empty(request.model)
+    if request.training:
+        check_accumulated(request.model, loop.all_micro_batches_per_update, scaled=_is_scaled(request.optimizer_spec))
     with tracing(), lines_named(request.model, request.options):
         progress("capture")
         recording, program = _functional(request, layout, inputs, progress)
@@ -181,8 +183,7 @@ def _recorded(
     scaled = False
     if request.training:
         trained = {id(p) for group in spec.groups for p in group.parameters}
-        scaled = not (spec.loss_scaling.is_constant and spec.loss_scaling.value == 1.0)
-        scaled |= spec.automatic_loss_scaling is not None
+        scaled = _is_scaled(spec)
     hooks.run_pre()
     try:
         with _only_the_error():
@@ -201,6 +202,12 @@ def _recorded(
             )
     finally:
         hooks.run_post()
+
+
+def _is_scaled(spec: Any) -> bool:
+    """Whether the program multiplies the loss."""
+    constant = spec.loss_scaling.is_constant and spec.loss_scaling.value == 1.0
+    return spec.automatic_loss_scaling is not None or not constant
 
 
 @contextmanager

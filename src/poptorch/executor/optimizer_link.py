@@ -23,6 +23,7 @@ from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.replacement import check_members, check_update
 from poptorch.optim.spec import OptimizerSpec, describe
+from poptorch.optim.step_hooks import StepHooks
 from poptorch.optim.unexpected import UnexpectedAttributes
 from poptorch.options import Options
 from poptorch.program.program import Program, value_of
@@ -99,6 +100,7 @@ class OptimizerLink:
         self._engine: Engine | None = None
         self._watcher = UnexpectedAttributes()
         self._rates = RateWatch()
+        self._step_hooks = StepHooks()
         self._check_attributes(optimizer)
 
     def _check_attributes(self, optimizer: torch.optim.Optimizer) -> None:
@@ -204,6 +206,7 @@ class OptimizerLink:
         Scalars that came with the state are shown by ``state_dict()`` again, but do not steer: the optimizer's
         attributes do.
         """
+        self._step_hooks.check(self.optimizer)
         if self._engine is None or self._compiled is None:
             return
         pending = bridge.pending_state(self.optimizer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.outputs import narrow_result
+from poptorch.compiler.passes.outputs import check_returnable, narrow_result
 from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.ops.effects import communicates
 from poptorch.program.graphs import descendants, remove_dead_code
@@ -49,19 +49,30 @@ def take_host_results(program: Program, context: Context) -> str:
         before = [i for i in range(program.loss_result) if i not in constants]
         program.loss_result = None if program.loss_result in constants else len(before)
     program.set_outputs(pair for at, pair in enumerate(program.returned()) if at not in taken)
-    context.host_results = {i: narrow_result(value) for i, value in constants.items()}
+    context.host_results = constants
     return f"{len(constants)} results are constant"
 
 
 def _constant_results(program: Program) -> dict[int, torch.Tensor]:
-    """Results that no device operation contributes to, by position, with their values."""
+    """Results that no device operation contributes to, by position, with their values.
+
+    Integers that come from tensors of the host keep their type, and with it their upper bits: they were never on the
+    device. What is made by an operation alone, such as ``torch.arange``, has the type that the device gives it.
+    """
     varying = _varying(program)
+    of_host = descendants(node for node, port in program.placeholders() if port.role is Role.CONSTANT)
+
+    def value_of(node: fx.Node) -> torch.Tensor:
+        value = _evaluate(program, node)
+        check_returnable(value.dtype, node)
+        return value if node in of_host and value.dtype is torch.int64 else narrow_result(value)
+
     constant = {
         i: value
         for i, value in enumerate(program.values_of(OutputKind.RESULT))
         if not isinstance(value, fx.Node) or value not in varying
     }
-    return {i: _evaluate(program, v) if isinstance(v, fx.Node) else v for i, v in constant.items()}
+    return {i: value_of(v) if isinstance(v, fx.Node) else v for i, v in constant.items()}
 
 
 def fold_constants(program: Program, context: Context) -> str:

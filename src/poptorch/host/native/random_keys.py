@@ -54,8 +54,8 @@ def _signature(overload: Any) -> str:
 
 
 _KEYWORD, _RENAMED = r"(\w\??\s+)from\b", "from_"
-"""``uniform(Tensor self, float from=0, ...)``: torch cannot describe a function in Python with a word of the language as
-an argument's name, and its compiler asks for the description."""
+"""``uniform(Tensor self, float from=0, ...)``: torch cannot describe a function in Python with a word of the
+language as the name of an argument, and its compiler asks for the description."""
 
 
 def _renamed(kwargs: Mapping[str, Any]) -> dict[str, Any]:
