@@ -4,6 +4,9 @@ PopTorch reduces gradients itself, so programs need Horovod for little: equal we
 of metrics. Under PopRun, ``import horovod.torch`` finds these functions where Horovod is not installed. The real one
 always wins. ``POPDIST_HOROVOD_SHIM=0`` in PopRun's environment switches the stand-in off.
 
+Without PopRun, it has to be asked for: ``python -m popdist.horovod program.py ...`` runs a program as
+``python program.py ...`` would, but for that import; :func:`install` does it for the imports that follow.
+
 Tensors are of the host, of any type. Without a launcher there is one instance, and everything works.
 
 >>> import torch
@@ -16,7 +19,10 @@ from __future__ import annotations
 
 import io
 import os
+import runpy
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -254,3 +260,32 @@ def _loaded(contents: torch.Tensor, place: int) -> Any:
 def _require() -> None:
     if not _state.initialized:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
+
+
+# -- without PopRun ----------------------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Let ``import horovod.torch`` find these functions from here on, unless Horovod is installed.
+
+    >>> install()
+    >>> import horovod.torch as hvd
+    >>> hvd.allreduce is allreduce
+    True
+    """
+    folder = str(Path(__file__).resolve().parent / "shims")
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m popdist.horovod program.py [arguments ...]")
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # as python itself does
+    install()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main()

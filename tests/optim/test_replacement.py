@@ -196,16 +196,16 @@ class TestUnexpectedAttributes:
         watcher = UnexpectedAttributes()
         watcher.check(optimizer, relaxed=False)
         optimizer.lr = 0.5
-        optimizer.step = 0
+        optimizer.momenta = 0
         optimizer.defaults["warmth"] = 1
-        optimizer.param_groups[0]["initial_lr"] = 0.1
+        optimizer.param_groups[0]["warmth"] = 0.1
         optimizer.param_groups[0]["velocity_scaling"] = 0.1
         for _ in range(2):
             watcher.check(optimizer, relaxed=False)
         assert [record.getMessage() for record in caplog.records] == [
             "Ignoring unexpected default group variable in SGD2 optimizer: ['warmth']",
-            "Ignoring unexpected group 0 attribute in SGD2 optimizer: ['initial_lr', 'velocity_scaling']",
-            "Ignoring unexpected optimizer attribute in SGD2 optimizer: ['lr', 'step']",
+            "Ignoring unexpected group 0 attribute in SGD2 optimizer: ['velocity_scaling', 'warmth']",
+            "Ignoring unexpected optimizer attribute in SGD2 optimizer: ['lr', 'momenta']",
         ]
 
     def test_present_from_the_start_is_fine(self, weights, caplog):

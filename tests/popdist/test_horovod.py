@@ -78,3 +78,27 @@ def test_a_real_horovod_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert done.stdout == "real real\n"
     monkeypatch.syspath_prepend(str(tmp_path))
     assert horovod_variables({}) == {}
+
+
+PROGRAM = '''
+import horovod.torch as hvd
+import sys, helper
+if __name__ == "__main__":
+    hvd.init()
+    print(hvd.rank(), hvd.size(), helper.NAME, sys.argv[1:])
+'''
+
+
+def test_programs_without_poprun_ask_for_it(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "helper.py").write_text("NAME = 'beside'")
+    run = subprocess.run(
+        [sys.executable, "-m", "popdist.horovod", str(tmp_path / "train.py"), "--epochs", "3"],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert run.stdout == "0 1 beside ['--epochs', '3']\n", run.stderr
+    run = subprocess.run(
+        [sys.executable, "-m", "popdist.horovod"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert run.returncode != 0
+    assert "usage: python -m popdist.horovod program.py" in run.stderr

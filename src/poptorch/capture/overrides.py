@@ -20,6 +20,7 @@ from poptorch import ambient
 from poptorch.capture import higher_order, strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.capture.locations import user_location
+from poptorch.capture.selected import Selected, selected
 from poptorch.errors import createPoptorchError
 from poptorch.frames import warn_user
 from poptorch.ops.function_modes import in_force, runs_functions
@@ -71,6 +72,17 @@ def _write_item(func: Callable[..., None], target: Tensor, key: Any, value: Any)
         target.copy_(torch.where(whole, value, target))
     else:
         func(target, tuple(items), value)
+
+
+def _read_item(func: Callable[..., Tensor], tensor: Tensor, key: Any) -> Any:
+    mask = _as_mask(key)
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == tensor.shape and mask.ndim:
+        return selected(func, tensor, mask)
+    return read_item(func, tensor, key)
+
+
+def _masked_select(func: Callable[..., Tensor], input: Tensor, mask: Tensor, **settings: Any) -> Any:
+    return func(input, mask, **settings) if settings else selected(func, input, mask)
 
 
 def _as_mask(item: Any) -> Any:
@@ -155,8 +167,13 @@ def _ctc_loss(
     *rest: Any,
     **settings: Any,
 ) -> Tensor:
-    """Lengths may be lists: as tensors they take the one form whose intermediate results have static sizes."""
+    """Lengths may be lists: as tensors they take the one form whose intermediate results have static sizes.
+
+    Targets may be chosen by a mask, one sequence after the other: a program needs them padded.
+    """
     lengths = [v if isinstance(v, Tensor) else torch.tensor(v) for v in (input_lengths, target_lengths)]
+    if isinstance(targets, Selected):
+        targets = targets.rows(lengths[1])
     return func(log_probs, targets, *lengths, *rest, **settings)
 
 
@@ -243,7 +260,9 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, f"__{name}__"): _bitwise for name in _BIT_OPERATORS},
     **{getattr(home, name): _product for home in (torch, Tensor) for name in _PRODUCTS},
     Tensor.__matmul__: _product,
-    Tensor.__getitem__: read_item,
+    Tensor.__getitem__: _read_item,
+    torch.masked_select: _masked_select,
+    Tensor.masked_select: _masked_select,
     Tensor.__setitem__: _write_item,
     F.one_hot: _one_hot,
     F.ctc_loss: _ctc_loss,

@@ -115,6 +115,9 @@ class Recorder(TorchDispatchMode):
             result = self._cast(func, self._checked(func, info), args, kwargs)
         except DataDependentOutputException:
             known = False
+        except DynamicOutputShapeException:
+            self._forget(func)  # whoever asked may go on in another way
+            raise
         if not known:  # not in the handler: what is refused now is no consequence of torch's exception
             self._forget(func)
             return self._frozen_value(func, args, kwargs)

@@ -38,6 +38,7 @@ from poptorch.capture.objects import contents_kept
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder, located
 from poptorch.capture.refusals import check_gradient, check_layouts
+from poptorch.capture.selected import refuse_selected
 from poptorch.capture.state import (
     Rebinding,
     StateEntry,
@@ -290,6 +291,7 @@ class _Attempt:
                 with module_scopes(request), capturable_norms(request.model, replicas_of(request.options)), watched:
                     output = request.model(*args, **kwargs)
                 adopt_statistics(self._state, state)
+                refuse_selected(output)
                 results, self._structure = flatten(output)
             check_layouts(results)
             results = [recorder.recorded(r) for r in results]

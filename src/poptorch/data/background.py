@@ -182,7 +182,8 @@ class Producer:
             items.close()  # ends the workers of a loader that does not keep them
 
     def _end_epoch(self, *, empty: bool) -> None:
-        if self._sent == 0:
+        too_few = self._settings.rebatched_size is not None and self._ring is not None
+        if self._sent == 0 and not too_few:
             raise ValueError(
                 "The Dataset is empty: it yields no item or, with drop_last=True, fewer rows than one full batch."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import datetime
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
 from poptorch.executor.host_weights import HostWeights, Newest, ids_of
 from poptorch.executor.optimizer_link import check_parameters, link_for
+from poptorch.executor.private_model import private_model
 from poptorch.executor.session import Session, Wrapped, check_options
 from poptorch.executor.sharing import sharers
 from poptorch.executor.stored import Exported, StoredExecutable
@@ -86,7 +88,7 @@ class PoplarExecutor:
 
         self._training = training
         self._options = resolved_copy(options, training)
-        self._user_model = user_model
+        self._user_model, self._apart = user_model, user_model is not model
         self._session: Session | None = None
         """The compiled program; ``None`` as long as there is none."""
 
@@ -101,10 +103,11 @@ class PoplarExecutor:
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
             )
         if training:
-            self._model, captured = user_model, instrumentation.plain_shallow_copy(model)
+            self._shown, captured = user_model, instrumentation.plain_shallow_copy(model)
+            self._model = private_model(model, user_model)
         else:
             own = instrumentation.shallow_copy(model)
-            self._model = own if user_model is model else user_model
+            self._shown = self._model = own if user_model is model else user_model
             captured = instrumentation.plain_view(own)
         self._weights = HostWeights(captured, user_model, self._options, self, self._turns, training=training)
         self._wrapped = Wrapped(user_model, captured, self._options, self._weights, link)
@@ -120,10 +123,31 @@ class PoplarExecutor:
         if self._trace.active:
             self._run = channel.timed(self._run, "__call__")  # type: ignore[method-assign]
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise createPoptorchError(
-            "An executor cannot be copied or pickled: it holds a device. Save it with .save(filename) and read it with "
-            "poptorch.load(filename), or copy or pickle its .model, which has the trained weights, and wrap that."
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if type(self) is not PoplarExecutor:  # what a library's own class keeps beside, only the library knows
+            raise self._not_copied()
+        return copyreg.__newobj__, (PoplarExecutor,), self._pickled()  # type: ignore[attr-defined]
+
+    def __setstate__(self, data: bytes) -> None:
+        content, groups = saving.unpickled(data)
+        self.__init__(**content)  # type: ignore[misc]
+        self._weights.restore_groups(groups)
+
+    @in_turn
+    def _pickled(self) -> bytes:
+        model, user_model = (self._wrapped.captured, self._shown) if self._apart else (self._shown, None)
+        return saving.pickled(self._wrapped, self._session, model, user_model)
+
+    def __copy__(self) -> NoReturn:
+        raise self._not_copied()
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise self._not_copied()
+
+    def _not_copied(self) -> Error:
+        return createPoptorchError(
+            "An executor cannot be copied: it holds a device. Copy its .model, which has the trained weights, and wrap "
+            "that; or store the executor with torch.save or pickle, and load it again."
         )
 
     # -- identity ------------------------------------------------------------------------------------------------
@@ -131,7 +155,7 @@ class PoplarExecutor:
     @property
     def model(self) -> nn.Module:
         """The user's model (training), or the shallow copy of it that this executor runs (inference)."""
-        return self._model
+        return self._shown
 
     @property
     def options(self) -> Options:
@@ -139,10 +163,10 @@ class PoplarExecutor:
         return self._options
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and "_model" not in self.__dict__:
+        if name.startswith("_") and "_shown" not in self.__dict__:
             raise AttributeError(name)
         try:
-            value = getattr(self._model, name)
+            value = getattr(self._shown, name)
         except AttributeError as error:
             what = f"{type(self).__name__!r} object has no attribute {name!r}, and its model has none either: {error}"
             raise AttributeError(what, name=name, obj=self) from error
@@ -151,7 +175,7 @@ class PoplarExecutor:
         return value
 
     def __repr__(self) -> str:
-        return module_repr(self._model)
+        return module_repr(self._shown)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
@@ -328,7 +352,7 @@ class PoplarExecutor:
     @in_turn
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """Load into the user's model and, if attached, onto the device."""
-        result = self._weights.load_state_dict(self._model, state_dict, strict)
+        result = self._weights.load_state_dict(self._shown, state_dict, strict)
         if self.isAttachedToDevice():
             self.copyWeightsToDevice()
         return result

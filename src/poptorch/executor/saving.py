@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from poptorch.encoding import NotEncodable, to_plain
 from poptorch.errors import createPoptorchError
 from poptorch.executable import file as container
 from poptorch.executable.identity import identity
-from poptorch.executor.session import Session
+from poptorch.executor.session import Session, Wrapped
 from poptorch.host.store import cache
 from poptorch.ops.custom import registry
 from poptorch.optim.reading import own_attributes
+from poptorch.program.replica_groups import ReplicaGrouping
 
 DEFAULT_NAME = "model.poptorch"
 
@@ -95,23 +96,8 @@ def _metadata(session: Session, exported: bool) -> dict[str, Any]:
 
 def _pickled_model(session: Session, model: nn.Module) -> bytes:
     """Model, optimizer and options, with the values that the device has."""
-    options, weights, link = session.wrapped.options, session.wrapped.weights, session.wrapped.link
-    if not is_offline(options):
-        if session.is_attached:
-            weights.download_if_needed()
-        if link is not None:
-            link.read_back()
-    content = {
-        "model": model,
-        "optimizer": None if link is None else link.optimizer,
-        "attributes": {} if link is None else own_attributes(link.optimizer),
-        "options": options,
-        "groups": dict(weights.groups),
-    }
-    buffer = io.BytesIO()
     try:
-        with weights.unwatched(), session.written_values_on_host():
-            torch.save(content, buffer)
+        return _pickled(session.wrapped, session, {"model": model})
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise createPoptorchError(
             f"The model cannot be exported: {error}. What is pickled must be found by its name: define the class "
@@ -127,7 +113,48 @@ def _pickled_model(session: Session, model: nn.Module) -> bytes:
             "again in the other program, load its state_dict() and call loadExecutable; or make the parametrizations "
             "permanent with torch.nn.utils.parametrize.remove_parametrizations first."
         ) from error
+
+
+def _pickled(wrapped: Wrapped, session: Session | None, content: dict[str, Any]) -> bytes:
+    """``content``, with all that a model was wrapped with, and the values that the device has."""
+    options, weights, link = wrapped.options, wrapped.weights, wrapped.link
+    attached = session is not None and session.is_attached
+    if not is_offline(options):
+        if attached:
+            weights.download_if_needed()
+        if link is not None:
+            link.read_back()
+    content = {
+        **content,
+        "optimizer": None if link is None else link.optimizer,
+        "attributes": {} if link is None else own_attributes(link.optimizer),
+        "options": options,
+        "groups": dict(weights.groups),
+    }
+    buffer = io.BytesIO()
+    written = contextlib.nullcontext() if session is None else session.written_values_on_host()
+    with weights.unwatched(), written:
+        torch.save(content, buffer)
     return buffer.getvalue()
+
+
+# -- executors among other things that are pickled ---------------------------------------------------------------------
+
+
+def pickled(wrapped: Wrapped, session: Session | None, model: nn.Module, user_model: nn.Module | None) -> bytes:
+    """What an executor is made of, without its program; ``user_model`` is shown in the place of ``model``, if any."""
+    content = {"model": model, "user_model": user_model, "training": wrapped.link is not None}
+    return _pickled(wrapped, session, content)
+
+
+def unpickled(data: bytes) -> tuple[dict[str, Any], Mapping[str, ReplicaGrouping]]:
+    """The arguments of an executor's constructor, and groups of replicas, from what :func:`pickled` returned."""
+    content: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=False)
+    content["options"]._unfreeze()
+    for name, value in content.pop("attributes").items():
+        setattr(content["optimizer"], name, value)
+    groups = content.pop("groups")
+    return content, groups
 
 
 def _target(filename: str) -> Path:

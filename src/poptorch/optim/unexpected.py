@@ -19,6 +19,12 @@ _NEVER_REPORTED = {
     "host_state_is_dirty",
 }
 
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}
+"""What torch's schedulers of learning rates note in groups, for themselves."""
+
+_OF_EVERY_OPTIMIZER = {"step"}
+"""A method: schedulers put one that counts its calls on the object."""
+
 
 class UnexpectedAttributes:
     """What one executor expects of its optimizers: the names that the first of them had.
@@ -27,9 +33,9 @@ class UnexpectedAttributes:
     >>> watcher = UnexpectedAttributes()
     >>> watcher.check(optimizer, relaxed=False)
     []
-    >>> optimizer.param_groups[0]["initial_lr"] = 0.1
+    >>> optimizer.param_groups[0]["warmth"] = 0.1
     >>> watcher.check(optimizer, relaxed=False)
-    ["Ignoring unexpected group 0 attribute in SGD2 optimizer: ['initial_lr']"]
+    ["Ignoring unexpected group 0 attribute in SGD2 optimizer: ['warmth']"]
     """
 
     def __init__(self) -> None:
@@ -48,8 +54,10 @@ class UnexpectedAttributes:
             self._group_names = set(optimizer.defaults).union(*optimizer.param_groups)
             return []
         kind = optimizer_type(optimizer)
-        known_to_groups = self._group_names.union(group_attribute_names(kind), ("params", "param_names"))
-        known_to_optimizer = self._optimizer_names.union(optimizer_attribute_names(kind))
+        known_to_groups = self._group_names.union(
+            group_attribute_names(kind), ("params", "param_names"), _OF_SCHEDULERS
+        )
+        known_to_optimizer = self._optimizer_names.union(optimizer_attribute_names(kind), _OF_EVERY_OPTIMIZER)
         found = [("default group variable", set(optimizer.defaults) - known_to_groups)]
         for index, group in enumerate(optimizer.param_groups):
             found.append((f"group {index} attribute", set(group) - known_to_groups))

@@ -16,6 +16,7 @@ from poptorch.options.groups import (
 )
 from poptorch.options.passthrough import _PopartOptions
 from poptorch.options.root import Options
+from poptorch.placement.strategies import ExecutionStrategy as _IExecutionStrategy
 from poptorch.placement.strategies import (
     ParallelPhasedExecution,
     Phase,
@@ -36,6 +37,7 @@ __all__ = [
     "Stage",
     "TensorLocationSettings",
     "_DistributedOptions",
+    "_IExecutionStrategy",
     "_JitOptions",
     "_PopartOptions",
     "_PrecisionOptions",
