@@ -67,7 +67,7 @@ INTS = torch.tensor([3, 1], dtype=torch.int32)
     [
         ("Gellu", "ai.graphcore", 1, "No class for ai.graphcore.Gellu:1. Did you mean Gelu"),
         ("Gelu", "ai.graphcore", 0, "No class for ai.graphcore.Gelu:0"),
-        ("Softplus", "ai.graphcore", 1, "No class for ai.graphcore.Softplus:1. Did you mean Softplus of the domain ai.onnx"),
+        ("Softplus", "ai.graphcore", 1, "Did you mean Softplus of the domain ai.onnx"),
         ("Mod", "ai.onnx", 9, "No class for ai.onnx.Mod:9: Mod came with version 10"),
         ("Relu", "ai.onnx", 13, "No class for ai.onnx.Relu:13: the versions 6 to 11"),
         ("Loop", "ai.onnx", 10, "No class for ai.onnx.Loop:10"),
@@ -104,7 +104,7 @@ def test_one_version_of_onnx_in_strict_mode() -> None:
     options = poptorch.Options()
     options.strictCompatibility(True)
     assert torch.equal(infer(lambda x: op("Relu", op("Relu", x, version=9), version=9), X, options=options), X.relu())
-    with pytest.raises(poptorch.Error, match="Invalid opset 11 used to add an operation. Opset for domain ai.onnx "):
+    with pytest.raises(poptorch.Error, match="Invalid opset 11 used to add an operation"):
         infer(both, X, options=options)
 
 
@@ -195,7 +195,8 @@ HALVES: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
         lambda x: ((x - 1) / (1 + 1e-5) ** 0.5 + 1).reshape(2, 3, 1)),
     ("Bucketize", lambda x: op("Bucketize", x, torch.tensor([0.0, 1.0]).half()),
         lambda x: torch.bucketize(x, torch.tensor([0.0, 1.0]).to(x.dtype))),
-    ("Histogram", lambda x: op("Histogram", x, levels=[0.0, 1.0], absoluteOfInput=0), lambda x: torch.tensor([2, 2, 2])),
+    ("Histogram", lambda x: op("Histogram", x, levels=[0.0, 1.0], absoluteOfInput=0),
+        lambda x: torch.tensor([2, 2, 2])),
     ("TopK", lambda x: op("TopK", x, torch.tensor([2]), like=[x], version=10), lambda x: x.topk(2).values),
     ("LRN", lambda x: op("LRN", x.reshape(2, 3, 1), version=10, size=3),
         lambda x: nn.functional.local_response_norm(x.reshape(2, 3, 1), 3)),
@@ -270,8 +271,10 @@ ERRORS: list[tuple[Callable[..., Any], str]] = [
     (lambda x: op("CtcBeamSearchDecoder", x[None], INTS, beam_width=1, top_paths=2), "top_paths"),
     (lambda x: op("BinaryConstScalar", x, value=1.0, op="Max", scalar_in_index=0), "Unrecognised opType"),
     (lambda x: op("BitwiseAnd", x, x), "not supported"),
-    (lambda x: op("ShapedDropout", x, shape=[3], ratio=1.0), r"is not valid. Please use a value in the interval \[0,1\)"),
-    (lambda x: op("ShapedDropout", x, shape=[2], ratio=0.5), "ShapedDropout: incompatible input tensor and dropout shape"),
+    (lambda x: op("ShapedDropout", x, shape=[3], ratio=1.0),
+        r"is not valid. Please use a value in the interval \[0,1\)"),
+    (lambda x: op("ShapedDropout", x, shape=[2], ratio=0.5),
+        "ShapedDropout: incompatible input tensor and dropout shape"),
     (lambda x: op("DepthToSpace", x.reshape(1, 6, 1, 1), blocksize=1, mode="ABC"), "Unrecognised DepthToSpaceMode"),
     (lambda x: op("Reshape", x, shape=[-2, 3]), "cannot be smaller than -1."),
     (lambda x: op("Reshape", x, shape=[-1, -1]), "can only use -1 to specify one unknown dimension"),
@@ -285,7 +288,7 @@ ERRORS: list[tuple[Callable[..., Any], str]] = [
     (lambda x: op("ScatterReduce", x, INTS, axis_size=0), "axis_size = 0 must be > 0"),
     (lambda x: op("ScatterReduce", x, INTS, axis_size=2, group_size=0), "group_size = 0 must be > 0"),
     (lambda x: op("ScatterReduce", x, INTS, axis_size=2, enable_index_broadcast=2), "= 2 must be either 0 or 1"),
-    (lambda x: op("ScatterReduce", x, INTS, axis_size=2), "Partial broadcasting of indices is not currently supported."),
+    (lambda x: op("ScatterReduce", x, INTS, axis_size=2), "Partial broadcasting of indices is not"),
     (lambda x: op("ScatterReduce", x, INTS, axis_size=2, axis=2), "outside the acceptable range"),
     (lambda x: op("Sort", x, descending=2), "must be either 0 or 1"),
     (lambda x: op("Histogram", INTS, levels=[1.0], absoluteOfInput=0), "is not supported"),
@@ -309,8 +312,8 @@ ERRORS: list[tuple[Callable[..., Any], str]] = [
     (lambda x: op("AllReduce", x, ipus=[0, 1]), "number of ipus does not equal"),
     (lambda x: op("Mod", x, x, version=10, fmod=2), "fmod must be 0 or 1"),
     (lambda x: op("LSTM", x[None], x[None], x[None], version=10, clip=1.0), "attribute 'clip' is not supported"),
-    (lambda x: op("RNN", x[None], x[None], x[None], version=10, activation_alpha=[1.0]), "'activation_alpha' is not supp"),
-    (lambda x: op("GRU", x[None], x[None], x[None], version=10, activations=["Tanh"]), "attribute 'activations' is not"),
+    (lambda x: op("RNN", x[None], x[None], x[None], version=10, activation_alpha=[1.0]), "'activation_alpha'"),
+    (lambda x: op("GRU", x[None], x[None], x[None], version=10, activations=["Tanh"]), "'activations' is not"),
     (lambda x: op("LSTM", x[None], x[None], x[None], version=10, direction="reverse"), "'direction' is not supported"),
     (lambda x: op("RandomNormal", like=x, version=10, shape=[2], seed=1.0), "takes 0 inputs|'seed' is not supported"),
     (lambda x: op("Cast", x, version=10, to="float"), "not the ONNX number of a type"),
@@ -402,7 +405,7 @@ def test_programs_stop_themselves() -> None:
     with pytest.raises(poptorch.Error, match="stopped by an Abort operator, whose condition is true"):
         model(-torch.ones(1))
     assert model(torch.ones(1)).tolist() == [2.0]
-    with pytest.raises(poptorch.Error, match="stopped by an Abort operator."):
+    with pytest.raises(poptorch.Error, match="stopped by an Abort operator"):
         infer(lambda x: (poptorch.custom_op([], "Abort", "ai.graphcore", 1, []), x + 1)[1], X)
 
 
