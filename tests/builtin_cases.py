@@ -1,6 +1,6 @@
-"""Built-in operators beside what they mean: inputs, attributes, and the same in plain PyTorch or in loops over elements.
+"""Built-in operators beside what they mean: inputs, attributes, and the same in plain PyTorch or in loops.
 
-Each entry is one call. Together they are the list of operators that ``poptorch.custom_op`` reaches without registration.
+Each entry is one call. Together they are the operators that ``poptorch.custom_op`` reaches without registration.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ graphcore("TensorRemap", [R(2, 3), R(2, 3)], lambda x, r: x, remap_type=1).numer
 graphcore("GroupedGather", [R(4, 3), G([[0, 3], [1, 1]])], lambda x, i: x[i.long()])
 graphcore(
     "GroupedGather", [R(2, 4, 3), G([[0, 3, 9], [1, 1, -1]])],
-    lambda x, i: torch.stack([torch.stack([x[0, 0], x[0, 3], 0 * x[0, 0]]), torch.stack([x[1, 1], x[1, 1], 0 * x[0, 0]])]),
+    lambda x, i: torch.stack([x[0, 0], x[0, 3], 0 * x[0, 0], x[1, 1], x[1, 1], 0 * x[0, 0]]).reshape(2, 3, 3),
     "groups", axis=1, group_size=2,
 )  # fmt: skip
 graphcore(

@@ -478,8 +478,8 @@ onnx(
     11, mode="linear",
 )  # fmt: skip
 onnx(
-    "Resize", [R(1, 2, 3), _NO_ROI, _NO_ROI, K([1, 2, 7])], lambda x, *_: _sampled(x, 7, lambda i: i / 3), "corners", 11,
-    mode="linear", coordinate_transformation_mode="align_corners",
+    "Resize", [R(1, 2, 3), _NO_ROI, _NO_ROI, K([1, 2, 7])], lambda x, *_: _sampled(x, 7, lambda i: i / 3),
+    "corners", 11, mode="linear", coordinate_transformation_mode="align_corners",
 )  # fmt: skip
 onnx(
     "Resize", [R(1, 2, 4, 4), _NO_ROI, K([1.0, 1.0, 2.0, 2.0], torch.float32)],

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import poptorch
+from poptorch import ambient
+from poptorch.ipu_model.architecture import architecture
+from poptorch.ipu_model.costing import cost_of
 
 FEATURES, ROWS = 3, 2
 Exchange = Callable[[torch.Tensor], torch.Tensor]
@@ -281,7 +285,7 @@ def test_a_replica_that_fails_ends_the_waiting_of_others() -> None:
         ("AllReduce", {"__collectiveOperator": 9}, "Unsupported operator"),
         ("AllReduce", {"__collectiveReplicaGrouping": [2, 0, 2]}, "must be a positive integer"),
         ("AllGather", {"__collectiveReplicaGrouping": [2, 2]}, "must be a positive integer"),
-        ("AllGather", {"__collectiveReplicaGrouping": [2, 1, 4]}, "divisible by the product of the stride and the group"),
+        ("AllGather", {"__collectiveReplicaGrouping": [2, 1, 4]}, "divisible by the product of the stride"),
         ("AllGather", {"__collectiveReplicaGrouping": [4, 1, 4]}, "4 replicas, but the model has 2"),
         ("AllReduce", {"__collectiveCommGroup": [3, 2]}, "Unknown commGroup type for collective op"),
         ("AllReduce", {"__collectiveCommGroup": [1]}, "Invalid commGroup data for collective op"),
@@ -294,6 +298,34 @@ def test_a_replica_that_fails_ends_the_waiting_of_others() -> None:
 def test_wrong_groups(name: str, attributes: dict[str, Any], phrase: str) -> None:
     with pytest.raises(poptorch.Error, match=phrase):
         infer(lambda v: call(name, v, **attributes), torch.ones(2, 2))
+
+
+def estimated_seconds(replicas: int) -> float:
+    """What an IPU takes for a large all-reduce."""
+    with torch.device("meta"):
+        x = torch.empty(1 << 20)
+    options = poptorch.Options().replicationFactor(replicas)
+    graph = capture(lambda v: call("AllReduce", v, __collectiveReplicaGrouping=[replicas, 1, replicas]), x, options)
+    (node,) = (n for n in graph.nodes if n.op == "call_function" and "replicated" in str(n.target))
+    chip = architecture("bow")
+    cost = cost_of(node, chip)
+    assert cost.covered
+    return sum(step.duration(chip) for step in cost.steps) / chip.cycles(1.0)
+
+
+def capture(function: Any, x: torch.Tensor, options: Any) -> Any:
+    def run(v: torch.Tensor) -> Any:
+        with ambient.capturing(ambient.CaptureContext(options=options)):
+            return function(v)
+
+    return make_fx(run, tracing_mode="fake")(x).graph
+
+
+def test_the_ipu_model_knows_what_a_ring_costs() -> None:
+    bandwidth = architecture("bow").ring_bandwidth
+    none, two, four = (estimated_seconds(n) for n in (1, 2, 4))
+    assert two - none > 2 * (4 << 20) / 2 / bandwidth
+    assert four - none > 2 * (4 << 20) * 3 / 4 / bandwidth > 1.2 * none
 
 
 # -- operators of the user ---------------------------------------------------------------------------------------------

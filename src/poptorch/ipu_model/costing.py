@@ -9,6 +9,7 @@ from torch import fx
 
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.rules import (
+    collectives,
     elementwise,
     layers,
     lookups,
@@ -66,7 +67,19 @@ def rule_for(name: str) -> Rule | None:
 
 RULES: Table = {
     name: rule
-    for family in (elementwise, reductions, layers, products, lookups, moving, pooling, recurrent, solving, optimizers)
+    for family in (
+        elementwise,
+        reductions,
+        layers,
+        products,
+        lookups,
+        moving,
+        pooling,
+        recurrent,
+        solving,
+        optimizers,
+        collectives,
+    )
     for name, rule in family.RULES.items()
 } | programs.rules(cost_of)
 """All rules, by the bare names of operations."""

@@ -1,5 +1,6 @@
-"""Operations that the outside world notices: prints, calls of host functions, and exchanges between replicas, also inside
-loops and branches.
+"""Operations that the outside world notices: prints, calls of host functions, exchanges between replicas.
+
+They may stand inside of loops and branches.
 
 They happen in the order of the program, once per execution. Code generators and passes that move, repeat or drop
 operations ask here first.
@@ -8,7 +9,7 @@ operations ask here first.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
@@ -41,11 +42,16 @@ _COMMUNICATING = (*COLLECTIVES, CUSTOM_OP)
 _PLAIN = frozenset((HOST_CALL, PRINT, *COLLECTIVES))
 
 
+def _is_registered_as_talking(node: fx.Node) -> bool:
+    domain, name, version = node.args[1:4]
+    return registry.communicates(str(domain), str(name), cast(int, version))
+
+
 def effects_of(node: fx.Node) -> frozenset[Any]:
     """Which kinds of effects the node has, each as the operator that has it."""
     if node.target in _PLAIN:
         return frozenset({node.target})
-    if node.target in (CUSTOM_OP, CUSTOM_OP_GRADIENT) and registry.communicates(*node.args[1:4]):
+    if node.target in (CUSTOM_OP, CUSTOM_OP_GRADIENT) and _is_registered_as_talking(node):
         return frozenset({CUSTOM_OP})
     return frozenset().union(*(_effects_of_text(text) for text in body_texts(node)))
 

@@ -183,8 +183,8 @@ class Meeting:
         if absent and room.results is None:
             room.error = createPoptorchError(
                 f"Replica {min(absent)} did not take part in an exchange between replicas that replica "
-                f"{min(room.values)} waits for. All replicas of a group must make the same exchanges: they cannot stand "
-                "in branches that differ between replicas."
+                f"{min(room.values)} waits for. All replicas of a group must make the same exchanges: they cannot "
+                "stand in branches that differ between replicas."
             )
             self._changed.notify_all()
 

@@ -96,6 +96,7 @@ def rules(cost_of: CostOf) -> Table:
         "cond_backward": branch_backward,
         "host_call": _host,
         "print_tensor": _host,
+        "abort": _abort,
         **dict.fromkeys(("_local_scalar_dense", "_assert_async", "_assert_scalar"), _host),
         **dict.fromkeys(("promote_types", "result_type", "can_cast"), _nothing),
         "custom_op": _custom,
@@ -127,6 +128,11 @@ def _host(call: Call) -> OpCost:
     moved = sum(operand.bytes for operand in (*call.operands, *call.results))
     cycles = 2 * chip.global_sync_cycles + chip.cycles(moved / chip.host_bandwidth)
     return OpCost((Step(f"{call.name}: host", cycles=cycles, total_cycles=cycles),))
+
+
+def _abort(call: Call) -> OpCost:
+    """A look at the condition."""
+    return OpCost((Step(f"{call.name}: decide", cycles=_BRANCH, total_cycles=_BRANCH),))
 
 
 def _nothing(call: Call) -> OpCost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
@@ -19,7 +20,13 @@ def _atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.atan2(y, x)
 
 
-_BINARY = {"Mul": torch.mul, "Div": torch.div, "Add": torch.add, "Sub": torch.sub, "Pow": torch.pow}
+_BINARY: dict[str, Callable[..., torch.Tensor]] = {
+    "Mul": torch.mul,
+    "Div": torch.div,
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Pow": torch.pow,
+}
 
 
 @graphcore("BinaryConstScalar", types="N", value=Float(), op=String(), scalar_in_index=Int())

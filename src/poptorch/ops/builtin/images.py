@@ -35,18 +35,20 @@ def _multi_conv(
     width = len(tensors) // numConvs
     groups = [tensors[i : i + width] for i in range(0, len(tensors), width)]
     ranks = [group[0].dim() - 2 for group in groups]
-    settings = {
-        "strides": _each("strides", strides, ranks, 1, 1),
-        "pads": _each("pads", pads, ranks, 2, 0),
-        "dilations": _each("dilations", dilations, ranks, 1, 1),
-        "out_pads": _each("outPads", outPads, ranks, 2, 0),
-        "in_dilations": _each("inDilations", inDilations, ranks, 1, 1),
-    }
+    each_strides, each_pads = _each("strides", strides, ranks, 1, 1), _each("pads", pads, ranks, 2, 0)
+    each_dilations, spread = _each("dilations", dilations, ranks, 1, 1), _each("inDilations", inDilations, ranks, 1, 1)
+    each_out_pads = _each("outPads", outPads, ranks, 2, 0)
     results = []
     for number, (data, weights, *bias) in enumerate(groups):
-        own = {name: values[number] for name, values in settings.items()}
-        out_pads, data = own.pop("out_pads"), _dilated(data, own.pop("in_dilations"))
-        result = convolved(data, weights, bias[0] if bias and bias[0].numel() else None, **own)
+        result = convolved(
+            _dilated(data, spread[number]),
+            weights,
+            bias[0] if bias and bias[0].numel() else None,
+            strides=each_strides[number],
+            pads=each_pads[number],
+            dilations=each_dilations[number],
+        )
+        out_pads = each_out_pads[number]
         rank = ranks[number]
         padding = [out_pads[axis + side * rank] for axis in reversed(range(rank)) for side in (0, 1)]
         results.append(F.pad(result, padding) if any(padding) else result)

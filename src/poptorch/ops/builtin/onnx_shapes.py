@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import Attribute, Float, Int, Ints, String, refused
+from poptorch.ops.builtin.attributes import REQUIRED, Attribute, Float, Int, Ints, String, refused
 from poptorch.ops.builtin.definitions import Situation, onnx
 from poptorch.ops.builtin.elementwise import check_ratio
 from poptorch.ops.builtin.slicing import depth_to_space, four_axes, reshaped, sliced
@@ -36,7 +36,7 @@ class _Value(Attribute):
         return torch.tensor(value, dtype=torch.float32 if kind.startswith("Float") else torch.int32)
 
 
-@onnx("Constant", value=_Value("", "required"))
+@onnx("Constant", value=_Value("", REQUIRED))
 def _constant(*, value: torch.Tensor) -> torch.Tensor:
     return value.clone()
 
