@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._evaluation.is_real:
-                refuse_dynamic_shape(func, args, kwargs, info.source)
+                refuse_dynamic_shape(func, args, kwargs, info.source or innermost_location())
             try:
                 result = func(*args, **kwargs)
             except _SHAPE_UNKNOWN:

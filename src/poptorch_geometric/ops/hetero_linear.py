@@ -1,0 +1,5 @@
+"""Linear layers by type."""
+
+from poptorch_geometric.ops.layers import HeteroLinear
+
+__all__ = ["HeteroLinear"]
