@@ -374,8 +374,8 @@ RENDEZVOUS = Text(
 JOB_SECRET = Text(
     "POPTORCH_JOB_SECRET",
     None,
-    "A random text that the processes of a job, and nobody else, know: each proves to the others that it knows it. PopRun "
-    "makes one for each job. Processes of one host that meet by themselves need none; on several hosts, set it.",
+    "A random text that the processes of a job, and nobody else, know: each proves to the others that it knows it. "
+    "PopRun makes one for each job. Processes of one host that meet by themselves need none; on several hosts, set it.",
     "the first compilation of a training model over several processes",
 )
 IPUOF_CONFIG_PATH = PathName(

@@ -21,6 +21,7 @@ from poptorch import profiling
 from poptorch.data.pool import PooledCollate, forget_pools, slots_for
 from poptorch.data.segments import remove_segments
 from poptorch.data.waiting import WaitMeter
+from poptorch.data.workers import StoppedWatch, WorkerStart, describe, kill_stopped, watch
 from poptorch.profiling import channel
 
 _CHANNEL = profiling.Channel("poptorch.DataLoader")
@@ -69,7 +70,11 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
         self._slots = slots_for(loader.prefetch_factor)
+        self._stopped = StoppedWatch()
+        self._halted = ""
+        self._waits = False
         super().__init__(loader)
+        watch(self)
 
     @property
     def _collate_fn(self) -> Any:
@@ -80,11 +85,45 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
     def _collate_fn(self, collate_fn: Any) -> None:
         self._pooled_collate = PooledCollate(collate_fn, self._slots)
 
+    @property
+    def _worker_init_fn(self) -> Any:
+        """What the workers call first."""
+        return self._worker_start
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, function: Any) -> None:
+        self._worker_start = WorkerStart(function)
+
+    def look(self) -> None:
+        """From another thread, now and then: end workers that are halted while their data is waited for.
+
+        The consumer may be in the middle of reading what such a worker has begun to write. Their end wakes it up.
+        """
+        if not self._waits:
+            return
+        pids = [worker.pid for worker in self._workers]
+        self._halted = self._halted or self._stopped.problem(pids)
+        if self._halted:
+            kill_stopped(pids)
+
     def _shutdown_workers(self) -> None:
+        kill_stopped(worker.pid for worker in self._workers)  # they would never hear that they are to end
         super()._shutdown_workers()
         forget_pools(worker.pid for worker in self._workers)
 
     def _next_data(self) -> Any:
+        self._waits = True
+        try:
+            return self._next_or_cause()
+        except (EOFError, OSError, RuntimeError) as error:
+            if not self._halted:
+                raise
+            self._give_up()
+            raise RuntimeError(self._halted) from error
+        finally:
+            self._waits = False
+
+    def _next_or_cause(self) -> Any:
         try:
             return super()._next_data()
         except (EOFError, ConnectionError, FileNotFoundError) as error:
@@ -94,6 +133,8 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
             self._give_up()
             raise RuntimeError(cause) from error
         except RuntimeError as error:
+            if str(error).startswith("DataLoader timed out"):
+                raise RuntimeError(f"{error}: {describe(worker.pid for worker in self._workers)}.") from error
             if (cause := self._how_a_worker_ended(0.0)) is None:
                 raise
             self._give_up()

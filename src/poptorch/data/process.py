@@ -27,6 +27,7 @@ from poptorch.data.line import Line
 from poptorch.data.messages import Settings, Stop
 from poptorch.data.parcel import Parcel
 from poptorch.data.segments import members_of_group, remove_segments
+from poptorch.data.workers import StoppedWatch, describe
 from poptorch.enums import SharingStrategy
 from poptorch.errors import createPoptorchError
 
@@ -114,6 +115,7 @@ class BackgroundProcess:
         """The next message, or :class:`ProcessDied`, or :class:`DataTimeout` after ``timeout_s``."""
         started = time.monotonic()
         warn_at = started + _STARVATION_WARNING_S
+        stopped = StoppedWatch()
         while True:
             wait_s = _LIVENESS_CHECK_S
             if timeout_s is not None:
@@ -127,13 +129,15 @@ class BackgroundProcess:
             now = time.monotonic()
             if timeout_s is not None and now - started >= timeout_s:
                 raise DataTimeout
+            if problem := stopped.problem([self.pid]):
+                raise ProcessDied(problem)
             if now >= warn_at:
                 warn_at = now + _STARVATION_WARNING_S
                 logger.warning(
-                    "Still waiting for data from the background process %s after %.0f s. If the data set "
+                    "Still waiting for data from the background process after %.0f s: %s. If the data set "
                     "may hang, "
                     "give a deadline: timeout=<seconds>.",
-                    self.pid, now - started,
+                    now - started, describe([self.pid]),
                 )  # fmt: skip
 
     def _take(self) -> Any:

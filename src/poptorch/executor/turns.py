@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
+from poptorch.errors import createPoptorchError
 from poptorch.runtime.workers import LAST_WORK_S, stop_pools, thread_served
 
 P = ParamSpec("P")
@@ -85,6 +87,11 @@ class Turns:
         served = thread_served()  # a thread that is waiting for us, so it has not left its place
         return served != threading.get_ident() and served == current.thread
 
+    def thread_inside(self) -> int | None:
+        """The thread that has the turn."""
+        current = self._current
+        return current.thread if current is not None and current.taken else None
+
     def close(self) -> Callable[[float], None] | None:
         """Let no more callers in, for ever. Returns how to wait for one that is inside, if there is one."""
         if self._process != os.getpid() or self.is_mine():
@@ -137,13 +144,60 @@ class Turns:
 
     def _wait(self, place: _Place) -> None:
         before = place.before
-        while before is not None:
-            with before:  # free as soon as that caller has left
-                pass
-            before = None if before.passed else before.before
+        if before is not None:
+            with _waiting.at(self):
+                while before is not None:
+                    with before:  # free as soon as that caller has left
+                        pass
+                    before = None if before.passed else before.before
         self._current = place
         place.passed = True
         place.before = None  # or each place would keep all earlier ones alive
+
+
+class _Waiting:
+    """Which threads wait for which turns, to find those that wait for each other.
+
+    Operations on the CPU may call other executors. Two threads that do so the other way round would wait for ever.
+    Whoever comes last sees the whole circle, so it is enough to look once.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._threads: dict[int, tuple[int, Turns]] = {}
+
+    @contextlib.contextmanager
+    def at(self, turns: Turns) -> Iterator[None]:
+        """Wait in here; an error if that would be for ever."""
+        own, served = threading.get_ident(), thread_served()
+        try:
+            with self._guard:
+                self._threads[own] = served, turns
+                if self._is_circle({own, served}, turns):
+                    raise createPoptorchError(
+                        "Executors wait for each other: this thread is in a call of an executor that another thread "
+                        "waits for, and that thread is in a call of the executor that this one wants. Operations on "
+                        "the CPU that call other executors have to do so in one order in all threads, or be called by "
+                        "one thread at a time."
+                    )
+            yield
+        finally:
+            self._threads.pop(own, None)
+
+    def _is_circle(self, own: set[int], turns: Turns) -> bool:
+        seen, ahead = {turns}, [turns]
+        while ahead:
+            inside = ahead.pop().thread_inside()
+            if inside in own:
+                return True
+            # A thread waits where it does, and where those do that work for it.
+            further = {other for thread, (served, other) in self._threads.items() if inside in (thread, served)} - seen
+            seen |= further
+            ahead += further
+        return False
+
+
+_waiting = _Waiting()
 
 
 _ARRIVAL_S = 0.05

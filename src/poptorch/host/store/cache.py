@@ -9,11 +9,9 @@ is replaced with a warning: whatever is wrong with a cache, the program goes on.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from poptorch.errors import Error, backend_error
 from poptorch.executable import file as container
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
-from poptorch.host.store import signing
+from poptorch.host.store import signing, turn
 from poptorch.host.store.code_store import CodeStore, Store, StoredCode, surroundings
 from poptorch.program.fingerprint import digest
 
@@ -265,8 +263,7 @@ def is_writable(directory: str) -> bool:
 def one_at_a_time(directory: str, model: object, processes: int) -> Iterator[None]:
     """Let one of several processes compile a model, while the others wait to find it in the cache.
 
-    The system releases the lock of a process that dies. The last process to come takes the file away. Where there can
-    be no lock, each process compiles.
+    Where there can be no lock, each process compiles. So does one that has waited for too long.
     """
     if not is_writable(directory):
         raise AssertionError(f"Cache folder {directory} is not writable")
@@ -275,43 +272,13 @@ def one_at_a_time(directory: str, model: object, processes: int) -> Iterator[Non
         return
     name = hashlib.md5(repr(model).encode(), usedforsecurity=False).hexdigest()
     path = Path(directory) / f"{name}.lock"
-    try:
-        descriptor = _locked(path)
-    except OSError as error:
-        logger.warning("Every one of %d processes compiles the model: %s cannot be locked: %s", processes, path, error)
-        yield
-        return
-    logger.debug("cache file locked: %s", path)
-    try:
-        yield
-    finally:
-        came = _number(os.pread(descriptor, 20, 0)) + 1
-        if came >= processes:
-            path.unlink(missing_ok=True)
-        else:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(came).encode(), 0)
-        os.close(descriptor)
-        logger.debug("released the cache lock: %s", path)
-
-
-def _number(text: bytes) -> int:
-    """How many came; what is no number was not written by us, and counts for none."""
-    return int(text) if text.isdigit() else 0
-
-
-def _locked(path: Path) -> int:
-    """A descriptor of the lock file, locked."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with contextlib.ExitStack() as held:
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{path} is not a regular file")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The owner may have removed the file: then others use a new one.
-            if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+            held.enter_context(turn.locked(path, processes))
+        except turn.NotInTime as error:
+            logger.warning("This process compiles the model itself: %s", error)
+        except OSError as error:
+            logger.warning(
+                "Every one of %d processes compiles the model: %s cannot be locked: %s", processes, path, error
+            )
+        yield
