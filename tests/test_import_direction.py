@@ -27,6 +27,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # From the bottom up: each of these may use those before it.
 FOUNDATION = (
     "_version",
+    "figures",
     "_logging",
     "errors",
     "enums",

@@ -4,7 +4,8 @@ Each partition is a file of JSON in one folder: its specification, its state, an
 program has to know to connect: the same text as in the connection files. Changes happen under a lock, and files are
 replaced as a whole, so a reader never sees half of one.
 
-``POPTORCH_VIPU_DIR`` names the folder; without it, it is ``~/.local/state/poptorch/vipu``. ``poptorch.devices`` reads
+``POPTORCH_VIPU_DIR`` names the folder; without it, it is ``vipu`` in the folder of
+``poptorch_files.state_folder``. ``poptorch.devices`` reads
 the files, too.
 """
 
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from poptorch_files import parse_json, read_text
+from poptorch_files import parse_json, read_text, state_folder
 from poptorch_files import replace as replace_file
 
 FOLDER = "POPTORCH_VIPU_DIR"
@@ -229,7 +230,7 @@ class Registry:
 def default_folder() -> Path:
     """The folder of this host's partitions."""
     given = os.environ.get(FOLDER)
-    return Path(given) if given else Path.home() / ".local" / "state" / "poptorch" / "vipu"
+    return Path(given) if given else state_folder() / "vipu"
 
 
 def _free_block(spec: Spec, others: Mapping[str, Partition], available: int) -> int:
