@@ -35,7 +35,7 @@ SYNC_TYPES = {
     "pod-native-replicated-pipeline": "ST_POD_NATIVE_REPLICATED_PIPELINE",
 }
 _DEFAULT_SYNC = "ST_POD_NATIVE_DEFAULT"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class RegistryError(Exception):
@@ -78,6 +78,8 @@ class Spec:
         ):
             if parts < 1 or whole % parts:
                 raise RegistryError(f"cannot divide {what} evenly: {whole} by {parts}")
+        if not 1 <= self.link_domains <= self.size:
+            raise RegistryError(f"{self.size} IPUs cannot lie in {self.link_domains} link domains")
         if self.reconfigurable and self.num_gcds != 1:
             raise RegistryError("a reconfigurable partition has one GCD")
         return replace(self, num_replicas=replicas, sync_type=self._sync_type())
@@ -173,7 +175,9 @@ class Registry:
         """
         spec = spec.checked()
         if not _NAME.fullmatch(name):
-            raise RegistryError(f"{name!r} is no name for a partition: use letters, digits, '_', '-' and '.'")
+            raise RegistryError(
+                f"{name[:100]!r} is no name for a partition: use up to 100 letters, digits, '_', '-' and '.'"
+            )
         with self._locked():
             others, problems = self.look()
             if problems:  # which IPUs do they have?

@@ -140,7 +140,7 @@ _Found = TypeVar("_Found")
 def _described_in(path: Path, read: Callable[[Any], _Found]) -> _Found:
     """What a file describes; our error with its name for a file that describes something else."""
     try:
-        return read(parse_json(read_text(path)))
+        return read(parse_json(read_text(path, regular=True)))
     except FileNotFoundError:
         raise
     except OSError as error:
