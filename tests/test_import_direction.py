@@ -29,6 +29,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 FOUNDATION = (
     "_version",
     "frames",
+    "figures",
     "_logging",
     "errors",
     "enums",

@@ -54,7 +54,8 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST, *, regular: bool 
 
 
 def _all(descriptor: int, path: str | os.PathLike[str], most: int) -> bytes:
-    parts, size, deadline = [], 0, time.monotonic() + _SECONDS
+    parts: list[bytes] = []
+    size, deadline = 0, time.monotonic() + _SECONDS
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)
     while size <= most:

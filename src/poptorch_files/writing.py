@@ -106,6 +106,36 @@ def create(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> o
         raise
 
 
+@contextlib.contextmanager
+def made_by_another(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A name for a file that another program writes, a compiler for instance; it takes its place when all went well."""
+    place = Path(path)
+    remove_unfinished(place.parent)
+    descriptor, temporary = _temporary(place.parent, 0o600)
+    os.close(descriptor)
+    try:
+        yield temporary
+        os.replace(temporary, place)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create_complete(path: str | os.PathLike[str], content: bytes, mode: int = 0o600) -> bool:
+    """Write a file that is complete from the first moment; false, and nothing happens, if there is one already."""
+    place = Path(path)
+    remove_unfinished(place.parent)
+    descriptor, temporary = _temporary(place.parent, mode)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            _write_all(file, content)
+        os.link(temporary, place)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(temporary)
+    return True
+
+
 def extend(path: str | os.PathLike[str], made: os.stat_result, overwritten: int, content: bytes) -> None:
     """Put content in place of the last bytes of a file that :func:`create` made, with the status that it returned.
 

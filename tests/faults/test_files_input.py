@@ -102,7 +102,9 @@ def test_garbage_in_connection_files(content, registry, tmp_path, monkeypatch):
         (["--num-replicas", "x" * 2_000_000], "must be a whole number"),
         (["--instance-mpi-local-args", "²:-x A"], "must be the number of an instance"),
         (["--hostfile", "/"], "cannot be read"),
-        (["--hostfile", "a\0b"], "cannot be read"),
+        (["--export-config", "a\0b"], "has a character NUL"),
+        (["--mpi-local-args=-x A=\0"], "has a character NUL"),
+        (["--hostfile", "a\0b"], "has a character NUL"),
     ],
 )
 def test_poprun_ends_at_once(arguments, phrase, capsys):
@@ -331,3 +333,32 @@ def test_columns_of_reports_come_back(tmp_path):
         file = io.BytesIO()
         np.lib.format.write_array(file, array)
         assert column(file.getvalue()).tolist() == array.tolist()
+
+
+def test_a_pipe_in_place_of_a_connection_file_is_not_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "pipe.conf"
+    os.mkfifo(path)
+    monkeypatch.setenv("IPUOF_CONFIG_PATH", str(path))
+    began = time.monotonic()
+    with pytest.raises(poptorch.Error, match="it is not a regular file"):
+        partition.visible()
+    with pytest.raises(poptorch.Error, match="it is not a regular file"):
+        connection_files(str(path))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (["p" * 300, "--size", "4"], "is no name for a partition"),
+        (["p", "--size", "9" * 5000], "invalid int value"),
+        (["p", "--size", "4", "--num-ilds", "9" * 100], "link domains"),
+        (["p", "--size", "4", "--num-ilds", "0"], "link domains"),
+    ],
+)
+def test_partitions_that_cannot_be(arguments, phrase, registry, capsys):
+    assert vipu(["create", "partition", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert phrase in said
+    assert len(said) < 1100
+    assert list(registry.partitions()) == ["sound"]

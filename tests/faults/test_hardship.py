@@ -101,7 +101,9 @@ def test_programs_killed_while_they_save(tries, tmp_path, capsys):
     with capsys.disabled():
         print(f" {tries} killed", end="")
     for number in range(tries):
-        process = subprocess.Popen([sys.executable, "-c", SAVING, str(path)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVING, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.013 * (number % 11) / 10)

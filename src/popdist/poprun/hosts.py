@@ -65,7 +65,7 @@ def _shortened(text: str) -> str:
 
 
 def _numbers(inside: str, entry: str) -> list[str]:
-    found = []
+    found: list[str] = []
     for part in inside.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         last = last if dash else first

@@ -194,6 +194,8 @@ class Option:
 
     def read(self, text: str) -> Any:
         """The value that a text stands for."""
+        if "\0" in text:  # from a file: neither paths nor arguments of programs can have it
+            raise UsageError(f"--{self.name} has a character NUL: {_shortened(text)!r}.")
         try:
             return self.parse(text)
         except ValueError as error:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from popdist.vipu import output
 from popdist.vipu.registry import CLUSTER, ROUTINGS, SYNC_TYPES, Partition, Registry, RegistryError, Spec
 
+_LONGEST_MESSAGE = 1000
+
 _DESCRIPTION = """Partitions of the virtual IPUs of this host.
 
   create partition NAME --size N     make a partition
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(run(sys.argv[1:] if arguments is None else arguments, admin=program == "vipu-admin"), end="")
     except (RegistryError, OSError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {str(error)[:_LONGEST_MESSAGE]}", file=sys.stderr)
         return 1
     return 0
 

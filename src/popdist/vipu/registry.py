@@ -4,7 +4,8 @@ Each partition is a file of JSON in one folder: its specification, its state, an
 program has to know to connect: the same text as in the connection files. Changes happen under a lock, and files are
 replaced as a whole, so a reader never sees half of one.
 
-``POPTORCH_VIPU_DIR`` names the folder; without it, it is ``~/.local/state/poptorch/vipu``. ``poptorch.devices`` reads
+``POPTORCH_VIPU_DIR`` names the folder; without it, it is ``vipu`` in the folder of
+``poptorch_files.state_folder``. ``poptorch.devices`` reads
 the files, too.
 """
 
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from poptorch_files import parse_json, read_text
+from poptorch_files import parse_json, read_text, state_folder
 from poptorch_files import replace as replace_file
 
 FOLDER = "POPTORCH_VIPU_DIR"
@@ -34,7 +35,7 @@ SYNC_TYPES = {
     "pod-native-replicated-pipeline": "ST_POD_NATIVE_REPLICATED_PIPELINE",
 }
 _DEFAULT_SYNC = "ST_POD_NATIVE_DEFAULT"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class RegistryError(Exception):
@@ -77,6 +78,8 @@ class Spec:
         ):
             if parts < 1 or whole % parts:
                 raise RegistryError(f"cannot divide {what} evenly: {whole} by {parts}")
+        if not 1 <= self.link_domains <= self.size:
+            raise RegistryError(f"{self.size} IPUs cannot lie in {self.link_domains} link domains")
         if self.reconfigurable and self.num_gcds != 1:
             raise RegistryError("a reconfigurable partition has one GCD")
         return replace(self, num_replicas=replicas, sync_type=self._sync_type())
@@ -172,7 +175,9 @@ class Registry:
         """
         spec = spec.checked()
         if not _NAME.fullmatch(name):
-            raise RegistryError(f"{name!r} is no name for a partition: use letters, digits, '_', '-' and '.'")
+            raise RegistryError(
+                f"{name[:100]!r} is no name for a partition: use up to 100 letters, digits, '_', '-' and '.'"
+            )
         with self._locked():
             others, problems = self.look()
             if problems:  # which IPUs do they have?
@@ -229,7 +234,7 @@ class Registry:
 def default_folder() -> Path:
     """The folder of this host's partitions."""
     given = os.environ.get(FOLDER)
-    return Path(given) if given else Path.home() / ".local" / "state" / "poptorch" / "vipu"
+    return Path(given) if given else state_folder() / "vipu"
 
 
 def _free_block(spec: Spec, others: Mapping[str, Partition], available: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from poptorch import environment
+from poptorch.figures import byte_size
 from poptorch.host.store import inventory
 from poptorch.host.store.cache import local_folder
 
@@ -65,14 +66,6 @@ def _measured(text: str, units: dict[str, int], wanted: str) -> int:
     return int(found[1]) * units[found[2]]
 
 
-def _shown(count: int) -> str:
-    """Bytes in a unit that people read."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} B"
-
-
 def _directories(chosen: argparse.Namespace) -> list[Path]:
     if chosen.directory:
         return list(chosen.directory)
@@ -93,14 +86,14 @@ def _list(chosen: argparse.Namespace) -> int:
         return 0
     for entry in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        print(f"{_shown(entry.size):>10}  {used}  {entry.path}")
+        print(f"{byte_size(entry.size):>10}  {used}  {entry.path}")
     return 0
 
 
 def _size(chosen: argparse.Namespace) -> int:
     for directory in _directories(chosen):
         found = inventory.entries(directory)
-        print(f"{directory}: {len(found)} files, {_shown(sum(entry.size for entry in found))}")
+        print(f"{directory}: {len(found)} files, {byte_size(sum(entry.size for entry in found))}")
     return 0
 
 
@@ -120,7 +113,7 @@ def _prune(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     oldest = None if chosen.older_than is None else time.time() - chosen.older_than
     removed = inventory.to_remove(found, oldest, chosen.max_size)
     for entry in removed:
-        print(f"{_shown(entry.size):>10}  {entry.path}")
+        print(f"{byte_size(entry.size):>10}  {entry.path}")
         if not chosen.dry_run:
             entry.path.unlink(missing_ok=True)
     if not chosen.dry_run:
@@ -129,5 +122,5 @@ def _prune(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     freed = sum(entry.size for entry in removed)
     left = sum(entry.size for entry in found) - freed
     removal, rest = ("would be removed", "would stay") if chosen.dry_run else ("removed", "left")
-    print(f"{len(removed)} files with {_shown(freed)} {removal}; {_shown(left)} {rest}")
+    print(f"{len(removed)} files with {byte_size(freed)} {removal}; {byte_size(left)} {rest}")
     return 0

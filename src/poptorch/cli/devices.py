@@ -11,6 +11,7 @@ from poptorch.devices import attachment
 from poptorch.devices.listing import Listed, devices
 from poptorch.devices.sharing import Owner, directory, local_time
 from poptorch.devices.system import System, system
+from poptorch.figures import columns
 
 
 def add_to(commands: Any) -> None:
@@ -31,10 +32,11 @@ def _run(chosen: argparse.Namespace) -> int:
         return 0
     print(f"{machine.name}: {machine.ipus} {machine.architecture} IPUs, shared through {directory()}")
     shown = [device for device in devices(machine) if chosen.groups or device.group.size == 1]
-    print(f"{'Id':>9}  {'kind':9}  {'state':13}  owner")
+    rows = [("Id", "kind", "state", "owner")]
     for key, run in itertools.groupby(shown, key=lambda device: (device.kind, device.state, device.owners)):
         alike = list(run)
-        print(f"{_ids(alike):>9}  {key[0]:9}  {key[1]:13}  {'; '.join(map(_owner, key[2]))}".rstrip())
+        rows.append((_ids(alike), key[0], key[1], "; ".join(map(_owner, key[2]))))
+    print(*columns(rows, ">", (9, 9, 13)), sep="\n")
     for wish in attachment.wishes():
         print(f"process {wish.pid} waits for {wish.ipus} IPU(s), for {wish.seconds:.0f} s")
     return 0

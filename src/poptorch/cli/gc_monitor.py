@@ -16,6 +16,7 @@ from poptorch.cli.running import ended
 from poptorch.devices.listing import Listed, devices
 from poptorch.devices.sharing import Owner
 from poptorch.devices.system import System, system
+from poptorch.figures import age, boxed
 
 _CARD_COLUMNS = ("IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing")
 _PROCESS_COLUMNS = ("PID", "Command", "Time", "User", "ID", "Clock", "Temp", "Board temp", "Power")
@@ -89,7 +90,7 @@ def _print_csv(singles: Sequence[Listed]) -> None:
 
 def _card_table(machine: System | None, singles: Sequence[Listed]) -> str:
     if machine is None:
-        return table("No partition: POPTORCH_SYSTEM=none", _CARD_COLUMNS, [])
+        return boxed("No partition: POPTORCH_SYSTEM=none", _CARD_COLUMNS, [])
     boards: dict[int, list[tuple[str, ...]]] = {}
     for device in singles:
         rows = boards.setdefault(device.board_number, [])
@@ -97,7 +98,7 @@ def _card_table(machine: System | None, singles: Sequence[Listed]) -> str:
         kind = "" if rows else device.board.kind
         rows.append((*names, kind, str(device.device_id), str(device.number_on_board), "DNC"))
     title = f"{machine.name} [active] has {machine.ipus} reconfigurable IPUs"
-    return table(title, _CARD_COLUMNS, list(boards.values()))
+    return boxed(title, _CARD_COLUMNS, list(boards.values()))
 
 
 def _process_tables(machine: System | None, singles: Sequence[Listed]) -> str:
@@ -106,13 +107,13 @@ def _process_tables(machine: System | None, singles: Sequence[Listed]) -> str:
     here = [(device, owner) for device in singles for owner in device.owners if owner.pid]
     elsewhere = [(device, owner) for device in singles for owner in device.owners if not owner.pid]
     if not here and not elsewhere:
-        return table(f"No attached processes in {name}", (), [])
+        return boxed(f"No attached processes in {name}", (), [])
     tables = []
     if here:
-        tables.append(table(f"Attached processes in {name}", _PROCESS_COLUMNS, _by_board(here)))
+        tables.append(boxed(f"Attached processes in {name}", _PROCESS_COLUMNS, _by_board(here)))
     if elsewhere:
         title = f"Attached processes of other containers in {name}"
-        tables.append(table(title, _PROCESS_COLUMNS, _by_board(elsewhere)))
+        tables.append(boxed(title, _PROCESS_COLUMNS, _by_board(elsewhere)))
     return "\n".join(tables)
 
 
@@ -131,50 +132,4 @@ def _short(command: str) -> str:
 
 
 def _age(owner: Owner) -> str:
-    return _UNKNOWN if owner.since is None else duration(time.time() - owner.since)
-
-
-def duration(seconds: float) -> str:
-    """How long something has lasted.
-
-    >>> duration(5), duration(65), duration(7260), duration(200000)
-    ('5s', '1m5s', '2h1m', '2d7h')
-    """
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole // 60 % 60}m"
-    return f"{whole // 86400}d{whole // 3600 % 24}h"
-
-
-def table(title: str, columns: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]]) -> str:
-    """A table with a rule between blocks of rows.
-
-    >>> print(table("Title", ["a", "b"], [[["1", "2"]], [["3", "4"]]]))
-    +-------+
-    | Title |
-    +---+---+
-    | a | b |
-    +---+---+
-    | 1 | 2 |
-    +---+---+
-    | 3 | 4 |
-    +---+---+
-    """
-    rows = [columns, *(row for block in blocks for row in block)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))] or [0]
-    widths[-1] += max(0, len(title) - sum(widths) - 3 * (len(widths) - 1))
-    width = sum(widths) + 3 * (len(widths) - 1)
-    rule = f"+{'+'.join('-' * (each + 2) for each in widths)}+"
-    lines = [f"+{'-' * (width + 2)}+", f"| {title.center(width)} |", rule]
-    for block in [[columns], *blocks] if columns else []:
-        lines += [_line(row, widths) for row in block]
-        lines.append(rule)
-    return "\n".join(lines)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return f"| {' | '.join(text.ljust(width) for text, width in zip(row, widths, strict=True))} |"
+    return _UNKNOWN if owner.since is None else age(time.time() - owner.since)

@@ -19,6 +19,7 @@ from poptorch.capture.tracer import scopes_of_modules
 from poptorch.debug.models import prepared
 from poptorch.executor.replay import Replay
 from poptorch.executor.session import Session
+from poptorch.figures import columns
 from poptorch.ops.traits import traits_of
 from poptorch.program.loop import MicroBatch
 from poptorch.program.naming import value_labels
@@ -69,12 +70,15 @@ class Comparison:
             return f"All {len(self.rows)} compared values agree ({self.left_out} operations have no counterpart)."
         at = self.rows.index(first)
         shown = self.rows[max(0, at - _AROUND) : at + _AROUND + 1]
-        width = max(len(row.name) for row in shown)
         lines = [f"First difference: {first.name}" + (f", at {first.source}" if first.source is not None else "")]
-        for row in shown:
-            mark = ">" if row is first else " "
-            numbers = f"difference {row.difference:.3g} ({row.relative:.2%})"
-            lines.append(f"{mark} {row.name:<{width}}  {row.type:<20} {numbers:<34} {row.source or ''}".rstrip())
+        rows = [
+            (
+                f"{'>' if row is first else ' '} {row.name}", row.type,
+                f"difference {row.difference:.3g} ({row.relative:.2%})", str(row.source or ""),
+            )
+            for row in shown
+        ]  # fmt: skip
+        lines += columns(rows, least=(0, 20, 34))
         return "\n".join(lines)
 
 

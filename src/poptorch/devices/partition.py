@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from poptorch import environment, launchers
 from poptorch._logging import warn_once
 from poptorch.errors import Error, createPoptorchError
-from poptorch_files import parse_json, read_text
+from poptorch_files import parse_json, read_text, state_folder
 
 FOR_ALL_USERS = Path("/etc/ipuof.conf.d")
 """Where connection files of the whole machine are."""
@@ -140,7 +140,7 @@ _Found = TypeVar("_Found")
 def _described_in(path: Path, read: Callable[[Any], _Found]) -> _Found:
     """What a file describes; our error with its name for a file that describes something else."""
     try:
-        return read(parse_json(read_text(path)))
+        return read(parse_json(read_text(path, regular=True)))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -158,8 +158,9 @@ def _unusable(path: Path, problem: object) -> Error:
 
 def _checked(content: Any) -> dict[str, Any]:
     """One part of a partition, with numbers where numbers are expected."""
-    found = {"devices": list(content["devices"]), "attributes": dict(content.get("attributes") or {})}
-    parts = int(found["attributes"].get("Number of GCDs") or 1)
+    attributes = dict(content.get("attributes") or {})
+    found = {"devices": list(content["devices"]), "attributes": attributes}
+    parts = int(attributes.get("Number of GCDs") or 1)
     ipus = len(found["devices"])
     if not 0 <= _gcd(found) < parts or ipus < 1 or ipus & (ipus - 1):
         raise ValueError(f"it is part {_gcd(found)} of {parts}, with {ipus} IPUs")
@@ -169,4 +170,4 @@ def _checked(content: Any) -> dict[str, Any]:
 def registry_folder() -> Path:
     """Where the partitions of this host are described, one file for each."""
     chosen = environment.VIPU_DIR.read()
-    return Path(chosen) if chosen else Path.home() / ".local" / "state" / "poptorch" / "vipu"
+    return Path(chosen) if chosen else state_folder() / "vipu"

@@ -37,6 +37,7 @@ _ONLY_WAIT = 2**61
 LAST_POSITION = END
 """The end of the queue."""
 
+_LONGEST_COMMAND = 300
 _ID_BITS, _SIZE_BITS = 9, 4
 _MOST_WAITERS = 4096
 """A lock in the queue that is longer was made by another program than this one."""
@@ -304,7 +305,7 @@ def _slots(ipus: range) -> tuple[int, int]:
 def _written(owner: Owner) -> bytes:
     """The content of a slot: one line of JSON, and blanks."""
     fields: dict[str, Any] = {"pid": owner.pid, "device": owner.device_id, "since": owner.since, "user": owner.user}
-    for length in (300, 200, 100, 70, 0):  # letters take up to four bytes
+    for length in (_LONGEST_COMMAND, 200, 100, 70, 0):  # letters take up to four bytes
         record = {**fields, "command": owner.command[:length]}
         text = json.dumps(record, ensure_ascii=False).encode(errors="replace")
         if len(text) < _SLOT:
@@ -354,7 +355,7 @@ def _command_of(pid: int) -> str:
 
 @functools.cache
 def _own_command() -> str:
-    return _readable(" ".join(sys.orig_argv))
+    return _readable(" ".join(sys.orig_argv))[:_LONGEST_COMMAND]  # as others see it
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from poptorch.errors import Error, createPoptorchError
+from poptorch.figures import byte_size, columns
 from poptorch.ipu_model.architecture import architecture
 from poptorch.ipu_model.estimation import estimate
 from poptorch.ipu_model.pipelining import autoPipeline
@@ -137,15 +138,16 @@ class Advice:
         return iter(self.options)
 
     def __str__(self) -> str:
-        title = f"{'stages':>6} {'replicas':>8} {'micro':>5} {'repeats':>7} {'recompute':>9} {'state':>16} {'share':>5}"
-        lines = [f"{title} {'samples/s':>12} {'free on a tile':>15}"]
+        titles = ("stages", "replicas", "micro", "repeats", "recompute", "state", "share", "samples/s")
+        rows = [(*titles, "free on a tile")]
         for found in self.options:
             c = found.configuration
             state = " ".join(w for w, on in (("sharded", c.sharded), ("off-chip", c.off_chip)) if on) or "on-chip"
-            lines.append(
-                f"{c.stages:>6} {c.replicas:>8} {c.micro_batch:>5} {c.repeats:>7} {'yes' if c.recompute else 'no':>9} "
-                f"{state:>16} {c.proportion:>5g} {found.throughput:>12,.1f} {found.headroom / 1024:>11,.1f} KiB"
-            )
+            rows.append((
+                str(c.stages), str(c.replicas), str(c.micro_batch), str(c.repeats), "yes" if c.recompute else "no",
+                state, f"{c.proportion:g}", f"{found.throughput:,.1f}", byte_size(found.headroom),
+            ))  # fmt: skip
+        lines = columns(rows, ">" * 9, (6, 8, 5, 7, 9, 16, 5, 12, 15), gap=1)
         verdict = "The best of them" if self.best.fits else "None of them fits; the closest"
         return "\n".join([*lines, "", f"{verdict} ({self.tried} tried):", "", self.best.code])
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from poptorch.figures import byte_size, columns, time_span
 from poptorch.ipu_model.memory import IpuMemory
 
 if TYPE_CHECKING:
     from poptorch.ipu_model.result import Estimate
-
-_MB = 1e6
 
 
 def page(estimate: Estimate) -> str:
@@ -40,19 +39,19 @@ def _time(estimate: Estimate) -> list[str]:
     useful = estimate.flops / ipu_seconds / 1e12 if ipu_seconds else 0.0
     lines = [
         f"throughput   {estimate.throughput:,.1f} samples/s",
-        f"latency      {_seconds(estimate.latency)} for a micro-batch",
-        f"one call     {_seconds(estimate.seconds)}, {estimate.cycles:,} cycles",
+        f"latency      {time_span(estimate.latency)} for a micro-batch",
+        f"one call     {time_span(estimate.seconds)}, {estimate.cycles:,} cycles",
         f"bound by     {estimate.bound_by}: " + ", ".join(_shares(estimate)),
         f"useful work  {useful:.1f} TFLOPS an IPU",
     ]
     if len(estimate.ipus) > 1:
         lines.append(f"bubbles      {estimate.bubble:.1%} of the time, IPUs wait for each other")
     if timeline.updates:
-        lines.append(f"update       {_seconds(estimate.chip.seconds(timeline.update))}, {timeline.updates} a call")
+        lines.append(f"update       {time_span(estimate.chip.seconds(timeline.update))}, {timeline.updates} a call")
     if len(estimate.stages) > 1:
         lines.append("")
-        lines.append(f"{'pass':<24} {'IPU':>3} {'cycles':>14}")
-        lines += [f"{stage.label:<24} {stage.ipu:>3} {stage.cycles:>14,.0f}" for stage in estimate.stages]
+        passes = [(stage.label, str(stage.ipu), f"{stage.cycles:,.0f}") for stage in estimate.stages]
+        lines += columns([("pass", "IPU", "cycles"), *passes], "<>>", (24, 3, 14), gap=1)
     return lines
 
 
@@ -62,30 +61,15 @@ def _shares(estimate: Estimate) -> list[str]:
     return [f"{key} {cycles / spent.total:.0%}" for key, cycles in ranked if cycles > 0.005 * spent.total]
 
 
-def _seconds(seconds: float) -> str:
-    """A time in the unit that suits it.
-
-    >>> _seconds(0.00123), _seconds(2.5)
-    ('1.23 ms', '2.5 s')
-    """
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.4g} {unit}"
-    return f"{seconds * 1e9:.4g} ns"
-
-
 def _memory(estimate: Estimate) -> list[str]:
-    lines = [f"{'memory':<28}" + "".join(f"{f'IPU {ipu.ipu}':>12}" for ipu in estimate.ipus)]
-    names = list(dict.fromkeys(name for ipu in estimate.ipus for name in ipu.by_category))
-    for name in names:
-        row = (f"{ipu.memory.get(name, 0) / _MB:>9.2f} MB" for ipu in estimate.ipus)
-        lines.append(f"{name:<28}" + "".join(row))
-    lines.append(f"{'all tiles':<28}" + "".join(f"{ipu.total / _MB:>9.2f} MB" for ipu in estimate.ipus))
-    full = (f"{ipu.peak_tile_bytes / 1024:>8.1f} KiB" for ipu in estimate.ipus)
-    lines.append(f"{'fullest tile':<28}" + "".join(full))
-    share = (f"{ipu.peak_tile_bytes / ipu.limit:>12.0%}" for ipu in estimate.ipus)
-    lines.append(f"{f'of {estimate.chip.memory_per_tile // 1024} KiB':<28}" + "".join(share))
-    return lines
+    rows = [["memory", *(f"IPU {ipu.ipu}" for ipu in estimate.ipus)]]
+    for name in dict.fromkeys(name for ipu in estimate.ipus for name in ipu.by_category):
+        rows.append([name, *(byte_size(ipu.memory.get(name, 0)) for ipu in estimate.ipus)])
+    rows.append(["all tiles", *(byte_size(ipu.total) for ipu in estimate.ipus)])
+    rows.append(["fullest tile", *(byte_size(ipu.peak_tile_bytes) for ipu in estimate.ipus)])
+    limit = f"of {byte_size(estimate.chip.memory_per_tile)}"
+    rows.append([limit, *(f"{ipu.peak_tile_bytes / ipu.limit:.0%}" for ipu in estimate.ipus)])
+    return columns(rows, "<" + ">" * len(estimate.ipus), (28, *(10 for _ in estimate.ipus)))
 
 
 def _verdict(estimate: Estimate) -> list[str]:
@@ -102,7 +86,7 @@ def verdict(ipu: IpuMemory) -> list[str]:
         f"IPU {ipu.ipu} is out of memory: tile {ipu.peak_tile} needs {ipu.peak_tile_bytes:,} bytes of {ipu.limit:,}; "
         f"{ipu.tiles_over} tiles are over the limit. The largest tensors then:"
     ]
-    lines += [f"  {size / _MB:>9.2f} MB  {name} ({what})" for name, what, size in ipu.blame(5)]
+    lines += [f"  {byte_size(size):>10}  {name} ({what})" for name, what, size in ipu.blame(5)]
     return lines
 
 
@@ -124,13 +108,13 @@ def comparison_text(one: Estimate, other: Estimate) -> str:
         ("fullest tile (KiB)", _fullest(one), _fullest(other)),
         ("bubbles (%)", 100 * one.bubble, 100 * other.bubble),
     ]
-    lines = [f"{'':<24} {'this':>16} {'other':>16} {'change':>8}"]
+    lines = [["", "this", "other", "change"]]
     for name, first, second in rows:
         change = f"{second / first - 1:+.1%}" if first else ""
-        lines.append(f"{name:<24} {first:>16,.2f} {second:>16,.2f} {change:>8}")
-    lines.append(f"{'fits':<24} {'yes' if one.fits else 'no':>16} {'yes' if other.fits else 'no':>16}")
-    lines.append(f"{'bound by':<24} {one.bound_by:>16} {other.bound_by:>16}")
-    return "\n".join(lines)
+        lines.append([name, f"{first:,.2f}", f"{second:,.2f}", change])
+    lines.append(["fits", "yes" if one.fits else "no", "yes" if other.fits else "no", ""])
+    lines.append(["bound by", one.bound_by, other.bound_by, ""])
+    return "\n".join(columns(lines, "<>>>", (24, 16, 16, 8), gap=1))
 
 
 def _fullest(estimate: Estimate) -> float:

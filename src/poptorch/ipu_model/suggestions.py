@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from torch import fx
 
 from poptorch.compiler.memory import Category
+from poptorch.figures import byte_size
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.memory import IpuMemory
 from poptorch.program.opinfo import Sweep, info_of
 from poptorch.program.program import Role
-
-_MB = 1e6
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class Suggestion:
     needed: float
 
     def __str__(self) -> str:
-        enough = "it fits then" if self.saved >= self.needed else f"{(self.needed - self.saved) / _MB:.1f} MB to go"
-        return f"IPU {self.ipu}: {self.text}: −{self.saved / _MB:.1f} MB, {enough}"
+        enough = "it fits then" if self.saved >= self.needed else f"{byte_size(self.needed - self.saved)} to go"
+        return f"IPU {self.ipu}: {self.text}: −{byte_size(self.saved)}, {enough}"
 
 
 def suggestions_for(flow: Flow, ipus: Sequence[IpuMemory]) -> list[str]:

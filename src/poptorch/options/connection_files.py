@@ -34,7 +34,7 @@ def connection_files(patterns: str | Iterable[str]) -> dict[int, str]:
 
 def _gcd(file: Path) -> int:
     try:
-        attributes = parse_json(read_text(file)).get("attributes") or {}
+        attributes = parse_json(read_text(file, regular=True)).get("attributes") or {}
         return int(attributes.get("GCD Id") or 0)
     except OSError as error:
         problem = error.strerror

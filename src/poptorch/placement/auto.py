@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from poptorch import work
 from poptorch.ambient import Placement
 from poptorch.errors import createPoptorchError
+from poptorch.figures import byte_size, columns
 from poptorch.placement.blocks import BeginBlock, BlockHook
 from poptorch.placement.counting import MAX_IPUS_PER_PROCESS, pipeline_stages
 from poptorch.placement.strategies import PipelinedExecution
@@ -58,12 +59,10 @@ class Split:
         return 1 / (len(self.stages) * slowest) if slowest else 1.0
 
     def __str__(self) -> str:
-        width = max(len(stage.first_module) for stage in self.stages) or 1
-        width = max(width, len("starts with"))
-        lines = [f"IPU  {'starts with':<{width}}  {'time':>6}  {'weights':>10}"]
+        rows = [("IPU", "starts with", "time", "weights")]
         for s in self.stages:
-            name = s.first_module or "the model"
-            lines.append(f"{s.ipu:>3}  {name:<{width}}  {s.time_share:>6.1%}  {s.weight_bytes:>8} B")
+            rows.append((str(s.ipu), s.first_module or "the model", f"{s.time_share:.1%}", byte_size(s.weight_bytes)))
+        lines = columns(rows, "><>>", (3, 0, 6, 10))
         lines.append(f"balance {self.balance:.0%}")
         return "\n".join(lines)
 

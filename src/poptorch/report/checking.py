@@ -85,7 +85,7 @@ def column(content: bytes) -> Column:
 class _Each:
     """A list, or the values of a dictionary, of one form."""
 
-    def __init__(self, form: Any, kind: type = list) -> None:
+    def __init__(self, form: Any, kind: type[Any] = list) -> None:
         self.form, self.kind = form, kind
 
 
@@ -165,7 +165,8 @@ def _check(value: Any, form: Any, where: str) -> None:
     elif isinstance(form, _Each):
         if not isinstance(value, form.kind):
             raise TypeError(f"{where} is {type(value).__name__}")
-        for item in value.values() if isinstance(value, dict) else value:
+        items: list[Any] = list(value.values() if isinstance(value, dict) else value)
+        for item in items:
             _check(item, form.form, where)
     elif not isinstance(value, form) or (isinstance(value, bool) and form is not bool):
         raise TypeError(f"{where} is {type(value).__name__}")

@@ -94,7 +94,7 @@ class Run:
         """The steps of one micro-batch and one weight update, one after the other, as the IPU Model sees them."""
         compilation = self._execution.compilation
         now = self._index * float(compilation.profile.document["estimate"]["cycles"])
-        found = []
+        found: list[Step] = []
         for program in compilation.programs:
             if not compilation.children_of(program.index) and program.type not in _HOLDERS:
                 times = _inner_repeats(program)

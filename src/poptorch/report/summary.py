@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from poptorch.figures import byte_size, columns, time_span
 from poptorch.report.categories import DATA_TYPES
 from poptorch.report.files import Profile, Table
 
@@ -43,8 +44,8 @@ def _target(profile: Profile) -> Section:
         ("Replicas", _number(target["numReplicas"])),
         ("Tiles per IPU", _number(target["tilesPerIpu"])),
         ("Tiles of a replica", _number(target["numTiles"])),
-        ("Memory per tile", _bytes(target["bytesPerTile"])),
-        ("Memory of a replica", _bytes(target["totalMemory"])),
+        ("Memory per tile", byte_size(target["bytesPerTile"])),
+        ("Memory of a replica", byte_size(target["totalMemory"])),
         ("Clock", f"{target['clockFrequencyInHz'] / 1e6:,.0f} MHz"),
     ])  # fmt: skip
 
@@ -67,10 +68,10 @@ def _graph(profile: Profile) -> Section:
 def _memory(profile: Profile) -> Section:
     ipus = profile.document["memory"]["ipus"]
     totals = [
-        ("Including gaps", _bytes(sum(ipu["includingGaps"] for ipu in ipus))),
-        ("Excluding gaps", _bytes(sum(ipu["excludingGaps"] for ipu in ipus))),
-        ("Always live", _bytes(sum(ipu["alwaysLive"] for ipu in ipus))),
-        ("Not always live", _bytes(sum(ipu["notAlwaysLive"] for ipu in ipus))),
+        ("Including gaps", byte_size(sum(ipu["includingGaps"] for ipu in ipus))),
+        ("Excluding gaps", byte_size(sum(ipu["excludingGaps"] for ipu in ipus))),
+        ("Always live", byte_size(sum(ipu["alwaysLive"] for ipu in ipus))),
+        ("Not always live", byte_size(sum(ipu["notAlwaysLive"] for ipu in ipus))),
     ]
     return Section("Memory Usage", parts=[
         Section("Total (one replica)", totals),
@@ -85,8 +86,8 @@ def _memory(profile: Profile) -> Section:
 def _by_ipu(ipus: Sequence[dict[str, Any]]) -> Section:
     columns = ("IPU", "Including gaps", "Always live", "Fullest tile", "Tiles out of memory")
     return Section("By IPU", columns=columns, rows=[
-        (str(ipu["ipu"]), _bytes(ipu["includingGaps"]), _bytes(ipu["alwaysLive"]),
-         f"{ipu['maxTile']}: {_bytes(ipu['maxTileBytes'])}", _number(ipu["tilesOverLimit"]))
+        (str(ipu["ipu"]), byte_size(ipu["includingGaps"]), byte_size(ipu["alwaysLive"]),
+         f"{ipu['maxTile']}: {byte_size(ipu['maxTileBytes'])}", _number(ipu["tilesOverLimit"]))
         for ipu in ipus
     ])  # fmt: skip
 
@@ -98,10 +99,10 @@ def _by_data_type(ipus: Sequence[dict[str, Any]]) -> Section:
             sums[category] = sums.get(category, 0) + size
     section = Section("By Data Type")
     for kind in DATA_TYPES:
-        total = _bytes(sum(sums.get(column, 0) for column in kind.columns)) if kind.columns else UNKNOWN
+        total = byte_size(sum(sums.get(column, 0) for column in kind.columns)) if kind.columns else UNKNOWN
         section.lines.append((kind.title, total))
         if len(kind.columns) > 1:
-            section.lines += [(f"  {column}", _bytes(sums[column])) for column in kind.columns if column in sums]
+            section.lines += [(f"  {column}", byte_size(sums[column])) for column in kind.columns if column in sums]
     return section
 
 
@@ -111,10 +112,10 @@ def _vertex_data(profile: Profile) -> Iterator[Section]:
     others = ("Edge pointers", "Copy pointers", "Padding", "Descriptors")
     yield Section(
         "Vertex Data by category (before equal operations share it)",
-        [("Internal vertex state and pointers", _bytes(int(size.sum()))), *((name, UNKNOWN) for name in others)],
+        [("Internal vertex state and pointers", byte_size(int(size.sum()))), *((name, UNKNOWN) for name in others)],
     )
     yield Section("Vertex Data by type", columns=("Type", "Vertices", "Bytes"), rows=[
-        (name, _number(count), _bytes(total)) for name, count, total in _by_type(vertices, size)
+        (name, _number(count), byte_size(total)) for name, count, total in _by_type(vertices, size)
     ])  # fmt: skip
 
 
@@ -132,13 +133,13 @@ def _by_tile(profile: Profile) -> Section:
     fullest = int(used.argmax())
     place, tile = divmod(fullest, target["tilesPerIpu"])
     lines = [
-        ("Maximum", f"{_bytes(used[fullest])} on tile {tile} of IPU {ipus[place]['ipu']}"),
-        ("Limit", _bytes(target["bytesPerTile"])),
+        ("Maximum", f"{byte_size(used[fullest])} on tile {tile} of IPU {ipus[place]['ipu']}"),
+        ("Limit", byte_size(target["bytesPerTile"])),
         ("Tiles out of memory", _number(int((used > target["bytesPerTile"]).sum()))),
     ]
     counts, edges = np.histogram(used, _RANGES)
     rows = [
-        (f"{_bytes(low)} to {_bytes(high)}", _number(int(count)))
+        (f"{byte_size(low)} to {byte_size(high)}", _number(int(count)))
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
         if count
     ]
@@ -163,7 +164,7 @@ def _execution(profile: Profile) -> Section:
     programs = profile.tables["programs"]
     compute = float((programs["total_cycles"] * repeats(programs)).sum())
     lines = [
-        ("Total cycles of a call", f"{_number(estimate['cycles'])} ({estimate['seconds'] * 1e6:,.1f} us)"),
+        ("Total cycles of a call", f"{_number(estimate['cycles'])} ({time_span(estimate['seconds'])})"),
         ("Tile average compute cycles (including idle threads)", _number(compute / target["numTiles"])),
         ("Tile average compute cycles (excluding idle threads)", UNKNOWN),
         ("Compute cycles", _number(spent.get("compute", 0.0))),
@@ -217,7 +218,7 @@ def _measured(profile: Profile) -> Section:
     rows = [
         (
             str(run["name"]),
-            f"{run['seconds'] * 1e3:,.2f} ms",
+            time_span(run["seconds"]),
             ", ".join(f"{kind} {found['count']}" for kind, found in run["kinds"].items()),
         )
         for run in runs
@@ -230,7 +231,7 @@ def _insights(profile: Profile) -> Section:
     lines = [("Out of memory", f"IPU {ipu['ipu']}: {ipu['tilesOverLimit']} tiles") for ipu in ipus if not ipu["fits"]]
     lines += [("Suggestion", text) for text in estimate["suggestions"]]
     large = [tensor for ipu in ipus for tensor in ipu["largest"][:3]]
-    lines += [("Largest", f"{tensor['name']} ({tensor['what']}): {_bytes(tensor['bytes'])}") for tensor in large]
+    lines += [("Largest", f"{tensor['name']} ({tensor['what']}): {byte_size(tensor['bytes'])}") for tensor in large]
     cycles = [stage["cycles"] for stage in estimate["stages"]]
     if len(ipus) > 1 and max(cycles) > 0:
         lines.append(("Balance of the passes", f"{np.mean(cycles) / max(cycles):.0%} (mean of the slowest)"))
@@ -254,10 +255,7 @@ def _lines(section: Section, level: int) -> Iterator[str]:
     for name, value in section.lines:
         yield f"{margin}{name + ':':<{width}}  {value}"
     if section.rows:
-        grid = [section.columns, *section.rows]
-        widths = [max(len(row[i]) for row in grid) for i in range(len(section.columns))]
-        for row in grid:
-            yield (margin + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        yield from (f"{margin}{line}" for line in columns([section.columns, *section.rows]))
     for part in section.parts:
         yield from _lines(part, level + 1)
 
@@ -294,20 +292,6 @@ def print_rich(sections: Sequence[Section]) -> bool:
 
 def _number(value: float) -> str:
     return f"{round(float(value)):,}"
-
-
-def _bytes(size: float) -> str:
-    """Bytes for people.
-
-    >>> _bytes(100), _bytes(638976), _bytes(3e6)
-    ('100 B', '624.0 KiB', '2.9 MiB')
-    """
-    size = float(size)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} GiB"
 
 
 __all__ = ["UNKNOWN", "Section", "as_text", "print_rich", "repeats", "summary"]

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from poptorch import environment
 from poptorch._logging import logger
+from poptorch_files import create_complete, state_folder
 
 _SIZE = 32
 
@@ -82,7 +83,7 @@ def _places(chosen: str | None) -> Iterator[Path]:
         yield Path(chosen)
         return
     with contextlib.suppress(RuntimeError):  # not every user has a home directory
-        yield Path.home() / ".local" / "state" / "poptorch" / "key"
+        yield state_folder() / "key"
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     yield Path(cache_dir()) / "poptorch" / "key"
@@ -105,15 +106,7 @@ def _read(path: Path) -> bytes:
 def _created(path: Path) -> bytes:
     """A new key, or the one that another process made at the same time."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_SIZE))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        os.unlink(temporary)
+    create_complete(path, secrets.token_bytes(_SIZE))
     return _read(path)
 
 

@@ -9,13 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from poptorch import environment
 from poptorch.errors import createPoptorchError
-from poptorch_files import quietly_replaced
+from poptorch_files import made_by_another, quietly_replaced
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
@@ -125,10 +124,8 @@ def _words(variable: environment.Variable[str | None]) -> list[str]:
 
 def _compile(start: Sequence[str], sources: Sequence[Path], library: Path, flags: Sequence[str]) -> None:
     # Built next to its place and renamed, so that another process never sees half a library.
-    handle, temporary = tempfile.mkstemp(dir=library.parent, suffix=library.suffix)
-    os.close(handle)
-    command = [*start, f"-I{includePath()}", *map(str, sources), "-o", temporary, *flags]
-    try:
+    with made_by_another(library) as unfinished:
+        command = [*start, f"-I{includePath()}", *map(str, sources), "-o", str(unfinished), *flags]
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
@@ -136,6 +133,3 @@ def _compile(start: Sequence[str], sources: Sequence[Path], library: Path, flags
         if result.returncode:
             output = (result.stdout + result.stderr).strip() or f"no output, exit status {result.returncode}"
             raise createPoptorchError(f"buildCustomOp: {shlex.join(command)} failed:\n{output}")
-        os.replace(temporary, library)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from poptorch.figures import byte_size
 from poptorch.report.files import Profile, Table
 
 PROBLEM, HINT, NOTE = "problem", "hint", "note"
@@ -57,14 +58,14 @@ def insights_of(profile: Profile, operations: Table) -> list[Insight]:
 def _memory(document: dict[str, Any]) -> Iterator[Insight]:
     limit = document["target"]["bytesPerTile"]
     for ipu in document["memory"]["ipus"]:
-        largest = ", ".join(f"{it['name']} ({kib(it['bytes'])})" for it in ipu["largest"][:3])
+        largest = ", ".join(f"{it['name']} ({byte_size(it['bytes'])})" for it in ipu["largest"][:3])
         share = ipu["maxTileBytes"] / limit
         if not ipu["fits"]:
             yield Insight(
                 PROBLEM,
                 f"IPU {ipu['ipu']} is out of memory",
-                f"{ipu['tilesOverLimit']:,} tiles are over {kib(limit)}; the fullest, tile {ipu['maxTile']}, needs "
-                f"{kib(ipu['maxTileBytes'])}. The largest tensors then: {largest}.",
+                f"{ipu['tilesOverLimit']:,} tiles are over {byte_size(limit)}; the fullest, tile {ipu['maxTile']}, "
+                f"needs {byte_size(ipu['maxTileBytes'])}. The largest tensors then: {largest}.",
                 "Take one of the suggestions below, or look for large tensors at the peak of the liveness curve.",
                 "memory",
             )
@@ -98,7 +99,7 @@ def _tile_balance(profile: Profile) -> Iterator[Insight]:
             yield Insight(
                 HINT,
                 f"Memory of IPU {ipu['ipu']} is uneven",
-                f"The fullest tile has {kib(most)}, the mean is {kib(mean)}.",
+                f"The fullest tile has {byte_size(most)}, the mean is {byte_size(mean)}.",
                 "See which tensors are on the fullest tile: choose it in the chart of tiles.",
                 "memory",
             )
@@ -244,17 +245,6 @@ def _guesses(document: dict[str, Any]) -> Iterator[Insight]:
         yield Insight(NOTE, "The cost of some operations is a guess", f"No rule covers {names}.", tab="operations")
     for text in document["estimate"]["assumptions"]:
         yield Insight(NOTE, "Assumed", f"{text[:1].upper()}{text[1:]}.")
-
-
-def kib(size: float) -> str:
-    """Bytes for people.
-
-    >>> kib(512), kib(638976), kib(3e6)
-    ('512 B', '624.0 KiB', '2.9 MiB')
-    """
-    if size < 1024:
-        return f"{size:,.0f} B"
-    return f"{size / 1024:,.1f} KiB" if size < 1024**2 else f"{size / 1024**2:,.1f} MiB"
 
 
 __all__ = ["HINT", "NOTE", "PROBLEM", "Insight", "insights_of"]
