@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import torch
 
-from poptorch.program.loop import Loop
+from poptorch.executable.groups import HostLoop
 
 
 def executable(
-    names: Sequence[str], loop: Loop, running: bool = False, types: Mapping[str, torch.dtype] | None = None
+    names: Sequence[str], loop: HostLoop, running: bool = False, types: Mapping[str, torch.dtype] | None = None
 ) -> Any:
     """What ``poptorch.runtime.accumulate`` looks at in an executable whose weights have these names."""
     update = SimpleNamespace(accumulators=dict(types or {}), running_mean=running, held={})
     device = SimpleNamespace(program=SimpleNamespace(gradients=list(names)), settings=SimpleNamespace(groups={}))
-    return cast(Any, SimpleNamespace(device=device, update=update, code=SimpleNamespace(loop=loop)))
+    return cast(Any, SimpleNamespace(device=device, update=update, code=SimpleNamespace(loop=loop, alone=False)))

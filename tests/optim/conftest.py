@@ -13,9 +13,9 @@ from torch import Tensor
 
 import accumulating
 import poptorch
+from poptorch.executable.groups import HostLoop
 from poptorch.optim.settings import UpdateSettings
 from poptorch.optim.spec import OptimizerSpec, describe
-from poptorch.program.loop import Loop
 from poptorch.runtime.accumulate import GradientAccumulator
 
 SHAPES = ((4, 3), (5,), (), (2, 3, 2))
@@ -32,7 +32,7 @@ class UpdateOnly:
         self.states = self.spec.init_state()
         self.factor: Tensor | None = None
         settings = UpdateSettings.from_options(options)
-        self.loop = Loop(gradient_accumulation=settings.micro_batches, replicas=settings.replicas)
+        self.loop = HostLoop(gradient_accumulation=settings.micro_batches, replicas=settings.replicas)
 
     def step(self, gradient_of: Callable[[int, int], Sequence[Tensor]]) -> None:
         """One update; ``gradient_of(micro_batch, replica)`` lists the unscaled gradients of all weights."""

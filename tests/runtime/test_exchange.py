@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from closeness import assert_close_sums
+from poptorch.executable.groups import HostLoop
 from poptorch.program.loop import Loop
 from poptorch.runtime.exchange import Transfer
 from poptorch.runtime.random_numbers import RandomNumbers
@@ -89,8 +90,8 @@ def test_updates_during_back_propagation_step_aside() -> None:
 
 
 def test_random_keys_have_the_global_number_of_a_replica() -> None:
-    here, there = (RandomNumbers(Loop(replicas=2, first_replica=first, all_replicas=4)) for first in (0, 2))
-    alone = RandomNumbers(Loop(replicas=4))
+    here, there = (RandomNumbers(HostLoop(replicas=2, first_replica=first, all_replicas=4)) for first in (0, 2))
+    alone = RandomNumbers(HostLoop(replicas=4))
     for numbers in (here, there, alone):
         numbers.state = [42]
     keys = [numbers.of_group(0, replica).key for numbers in (here, there) for replica in range(2)]

@@ -17,9 +17,9 @@ from poptorch.program.graphs import copy_of
 from poptorch.program.loop import MicroBatch
 from poptorch.program.program import Program, Role
 from poptorch.program.update import StateTensor, flat_arguments
-from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.call import input_blocks
 from poptorch.runtime.engine import Engine
+from poptorch.runtime.gradients import GradientSink
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
 
@@ -90,7 +90,7 @@ class UpdateReplay:
         self._engine = engine
         self._update = update
         stages = [[executable.program.gradients]]
-        self._gradients = OrderedGradients(dataclasses.replace(executable, code=alone), stages)
+        self._gradients = GradientSink(dataclasses.replace(executable, code=alone), stages=stages)
         self._run = generate_flat(update.graph_module, "update", update.numerics).run
         self.weights = {name: _own_copy(tensor) for name, tensor in engine.memory.parameters.items()}
         """What the device would hold after the updates so far."""
@@ -107,7 +107,7 @@ class UpdateReplay:
 
     def add(self, micro_batch: MicroBatch, gradients: Sequence[torch.Tensor]) -> None:
         """Take what a micro-batch has computed."""
-        rest = list(self._gradients.add(0, micro_batch.step, micro_batch.replica, gradients))
+        rest = list(self._gradients.add(0, 0, micro_batch.step, micro_batch.replica, gradients))
         while rest:
             rest += rest.pop()()
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from poptorch.executable.executable import Executable
-from poptorch.executable.groups import MANY_REPLICAS
 from poptorch.runtime.products import WaitingProducts
 from poptorch.runtime.values.factored import Gradient, Product
-from poptorch.runtime.workers import Rest
-
-Final = Callable[[int, Mapping[str, torch.Tensor]], None]
-"""Takes the number of a bucket and its combined gradients."""
-
-_LEAST_ALONE = 64
-"""How long the last product of a round must be for the ones before to be multiplied without it: each reads and writes
-the accumulator once, which takes as long as a product of 32."""
 
 
 class GradientAccumulator:
@@ -187,128 +177,8 @@ def _room_for(gradient: Gradient) -> torch.Tensor:
     return torch.empty_like(gradient, memory_format=torch.contiguous_format)
 
 
-def _accumulator(executable: Executable, names: Sequence[str]) -> GradientAccumulator | GroupedAccumulator:
+def accumulator_for(executable: Executable, names: Sequence[str]) -> GradientAccumulator | GroupedAccumulator:
+    """What adds the gradients of these parameters."""
     if any(name in executable.device.settings.groups for name in names):
         return GroupedAccumulator(executable, names)
     return GradientAccumulator(executable, names)
-
-
-class OrderedGradients:
-    """Gradients that arrive in any order and are added by micro-batch, then by replica.
-
-    ``names`` are the parameters of each stage, in the buckets in which their gradients come; every bucket has
-    accumulators of its own. ``workers`` is how many threads there are.
-    """
-
-    def __init__(self, executable: Executable, names: Sequence[Sequence[Sequence[str]]], workers: int = 1) -> None:
-        self._replicas = executable.code.loop.replicas
-        self._buckets = {
-            (stage, number): _OrderedBucket(executable, bucket, workers)
-            for stage, buckets in enumerate(names)
-            for number, bucket in enumerate(buckets)
-        }
-
-    def begin(self, final: Final | None) -> None:
-        """Before a call. ``final`` is called with the number of each bucket and its combined gradients, by any thread.
-
-        Without it, they wait for :meth:`take`.
-        """
-        for number, bucket in enumerate(self._buckets.values()):
-            bucket.final = None if final is None else partial(final, number)
-
-    def add(
-        self, stage: int, micro: int, replica: int, gradients: Sequence[Gradient], bucket: int = 0
-    ) -> Sequence[Rest]:
-        """Take what one stage computed for one micro-batch on one replica; may be called by any thread.
-
-        After the last ones, when threads begin to run out of tasks, there may be work to do, which is returned in
-        jobs for any number of them.
-        """
-        return self._buckets[stage, bucket].add(micro * self._replicas + replica, gradients)
-
-    def take(self) -> Mapping[str, torch.Tensor]:
-        """The combined gradients by parameter name."""
-        return {name: g for bucket in self._buckets.values() for name, g in bucket.take().items()}
-
-    def reset(self) -> None:
-        """Forget an unfinished round."""
-        for bucket in self._buckets.values():
-            bucket.reset()
-
-
-class _OrderedBucket:
-    """Early arrivals wait here until it is their turn."""
-
-    def __init__(self, executable: Executable, names: Sequence[str], workers: int) -> None:
-        self._accumulator = _accumulator(executable, names)
-        self._replicas = executable.code.loop.replicas
-        self._count = executable.code.loop.groups_per_update
-        self._late = self._count - (1 if self._replicas >= MANY_REPLICAS else workers)
-        self._early: dict[int, Sequence[Gradient]] = {}
-        self._next = 0
-        self._busy = False
-        self._open = 0
-        """How many jobs were returned that are not done."""
-
-        self._ended = False
-        self._lock = threading.Lock()
-        self.final: Callable[[Mapping[str, torch.Tensor]], None] | None = None
-
-    def add(self, position: int, gradients: Sequence[Gradient]) -> Sequence[Rest]:
-        with self._lock:
-            self._early[position] = gradients
-            if self._busy:
-                return ()  # the thread that is adding will find it
-            self._busy = True
-        while True:
-            with self._lock:
-                ready = self._early.pop(self._next, None)
-                if ready is None:
-                    self._busy = False
-                    last = self._next == self._count
-                    break
-                position = self._next
-                self._next += 1
-            # While there are tasks for all threads, products are multiplied soon, for the sake of memory.
-            self._accumulator.add(ready, position % self._replicas, at_once=position < self._late)
-            if self._next == self._count - 1:
-                # Idle threads can multiply these while the last micro-batch is still under way.
-                self._accumulator.close(least=_LEAST_ALONE)
-        if last:
-            self._accumulator.close()
-        jobs = [partial(self._multiply, job) for job in self._accumulator.unfinished()]
-        with self._lock:
-            self._open += len(jobs)
-            self._ended = last
-        if last and not jobs:
-            self._announce()
-        return jobs
-
-    def _multiply(self, job: Callable[[], None]) -> Sequence[Rest]:
-        job()
-        with self._lock:
-            self._open -= 1
-        self._announce()
-        return ()
-
-    def _announce(self) -> None:
-        """Hand the sum on, if it is complete; once."""
-        if self.final is None:
-            return
-        with self._lock:
-            if self._open or not self._ended:
-                return
-            self._ended = False
-        self.final(self.take())
-
-    def take(self) -> dict[str, torch.Tensor]:
-        assert not self._early, f"{len(self._early)} gradients were never added"
-        self._next = 0
-        self._ended = False
-        return self._accumulator.take()
-
-    def reset(self) -> None:
-        self._early.clear()
-        self._next = self._open = 0
-        self._busy = self._ended = False
-        self._accumulator.reset()

@@ -200,8 +200,8 @@ class Engine:
             raise
         if self.executable.update is None:
             for iteration in range(loop.device_iterations):
-                self._anchor_held(iteration, anchors, updated=False)
-                self._anchor_held(iteration, anchors, updated=True)
+                self.anchor_held(iteration, anchors, updated=False)
+                self.anchor_held(iteration, anchors, updated=True)
         self.random.position = first + loop.device_iterations * loop.gradient_accumulation
         if self._sharing is not None:
             self.anchored = self._sharing.anchors(anchors)
@@ -215,21 +215,7 @@ class Engine:
         loop, random = self.executable.code.loop, self.random
         blocks = input_blocks(loop, inputs)
         first = random.position
-        updates = 0
-
-        def updated() -> None:
-            nonlocal updates
-            self._anchor_held(updates, anchors, updated=True)
-            updates += 1
-            random.position = first + updates * loop.gradient_accumulation  # a call that fails now has come so far
-
-        def update(gradients: Gradients) -> None:
-            random.position = first + (updates + 1) * loop.gradient_accumulation
-            self._anchor_held(updates, anchors, updated=False)
-            self.updater.apply(self.executable.code, gradients, random.of_update(), self.exchange, self.trace)
-            self.share_weights()
-            updated()
-
+        rounds = _Rounds(self, anchors)
         return Call(
             inputs=lambda micro_batch: blocks[loop.input_block(micro_batch)],
             random=lambda micro_batch: random.of_group(first + loop.position(micro_batch), micro_batch.replica),
@@ -237,8 +223,8 @@ class Engine:
             results=results,
             anchors=[stream for anchor, stream in anchors.items() if anchor.held is None],
             counts=self.scale.tally,
-            update=update if self.executable.update is not None else None,
-            updated=updated,
+            update=rounds.update if self.executable.update is not None else None,
+            updated=rounds.updated,
             trace=self.trace,
             exchange=self._round_exchange(),
         )
@@ -263,7 +249,7 @@ class Engine:
         if silent:
             counters.input, counters.input_complete, counters.output, counters.output_complete = [], [], [], []
 
-    def _anchor_held(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
+    def anchor_held(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
         """Anchored weights and state: the micro-batches of the last accumulation step see them updated, others not."""
         loop = self.executable.code.loop
         last = loop.gradient_accumulation - 1
@@ -291,3 +277,34 @@ class Engine:
         if self.parallel is None:
             return ideal, self.sequential.latest_round()
         return ideal, self.parallel.rounds[-1] if self.parallel.rounds else []
+
+
+class _Rounds:
+    """The updates of one call, one after each round of accumulation."""
+
+    def __init__(self, engine: Engine, anchors: Mapping[Anchor, OutputStream]) -> None:
+        self._engine = engine
+        self._anchors = anchors
+        self._first = engine.random.position
+        self._done = 0
+
+    def update(self, gradients: Gradients) -> None:
+        """Update the weights with the gradients of a round."""
+        engine = self._engine
+        self._at(self._done + 1)
+        engine.anchor_held(self._done, self._anchors, updated=False)
+        code, random = engine.executable.code, engine.random.of_update()
+        engine.updater.apply(code, gradients, random, engine.exchange, engine.trace)
+        engine.share_weights()
+        self.updated()
+
+    def updated(self) -> None:
+        """The weights were updated; a call that fails now has come so far."""
+        self._engine.anchor_held(self._done, self._anchors, updated=True)
+        self._done += 1
+        self._at(self._done)
+
+    def _at(self, rounds: int) -> None:
+        """Random numbers go on after so many rounds of the call."""
+        engine = self._engine
+        engine.random.position = self._first + rounds * engine.executable.code.loop.gradient_accumulation

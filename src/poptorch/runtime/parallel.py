@@ -19,12 +19,12 @@ from poptorch.program.loop import MicroBatch
 from poptorch.program.opinfo import FIRST_ROUNDING_STREAM
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
-from poptorch.runtime.accumulate import OrderedGradients
 from poptorch.runtime.call import Call
 from poptorch.runtime.crossings import Crossings, crossings_of
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
 from poptorch.runtime.faults import CallFaults
+from poptorch.runtime.gradients import GradientSink
 from poptorch.runtime.links import ReplicaLink
 from poptorch.runtime.mail import Mail
 from poptorch.runtime.meeting import Meeting
@@ -78,7 +78,7 @@ class ParallelRunner:
         """The stages that this process runs, by number."""
 
         workers = CoreShare.of(self._width).workers
-        self.gradients = OrderedGradients(executable, [s.gradients for s in code.stages], workers)
+        self.gradients = GradientSink(executable, workers)
         self.residency = Residency(device)
         self.members = self._loop.members
         self.rounds: list[list[Span]] = []
@@ -118,7 +118,7 @@ class ParallelRunner:
         """All device iterations. Whatever happens, nothing of this call stays."""
         share, stamps = CoreShare.of(self._width), Stamps(self._loop)
         self.rounds = []
-        self.gradients.begin(None if call.exchange is None else call.exchange.ready)
+        self.gradients.begin(call.exchange)
         try:
             for iteration in range(self._rounds):
                 self._round(iteration, call, stamps, share, faults)
@@ -143,7 +143,7 @@ class ParallelRunner:
             self._report(call.trace, spans, iteration)
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
-            call.update(self.gradients.take() if call.exchange is None else call.exchange.take())
+            call.update(self.gradients.take())
 
     def _run(self, execute: Execute, share: CoreShare, trace: Trace, work: _Round) -> list[Span]:
         """Run the tasks of a round that belong to this process."""
@@ -319,13 +319,12 @@ class _Round:
             return None
         assert task.stage is not None
         add = self._runner.gradients.add
-        return partial(add, task.stage, task.job.micro, task.replica, values(OutputKind.GRADIENT))
+        return partial(add, task.stage, 0, task.job.micro, task.replica, values(OutputKind.GRADIENT))
 
     def _hand(self, task: Task, bucket: int, gradients: Sequence[torch.Tensor]) -> None:
         """Add the gradients that a task hands out before it is done; what is left to do is done at once."""
         assert task.stage is not None
-        at = task.stage, task.job.micro, task.replica
-        for rest in self._runner.gradients.add(*at, gradients, bucket):
+        for rest in self._runner.gradients.add(task.stage, bucket, task.job.micro, task.replica, gradients):
             rest()
 
     def _deliver(self, task: Task, sent: Sequence[tuple[int, torch.Tensor]]) -> None:

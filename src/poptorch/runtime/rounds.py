@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 
@@ -13,7 +12,6 @@ from poptorch.executable.executable import Executable
 from poptorch.profiling.trace import SpanKind, Trace
 from poptorch.runtime.accumulate import GradientAccumulator
 from poptorch.runtime.exchange import GradientExchange, Gradients, Transfer
-from poptorch.runtime.values.factored import Gradient
 
 _UNDER_WAY = 2
 """How many buckets may be on their way at a time where processes keep shards: each has a copy of a whole gradient."""
@@ -93,41 +91,3 @@ class RoundExchange:
         with self._lock:
             if self._next or self._under_way or self._found:
                 self._exchange.abandon()
-
-
-class RoundGradients:
-    """Collects the gradients of one replica in one part: adds up those of each bucket, and exchanges them."""
-
-    def __init__(self, executable: Executable) -> None:
-        self._accumulators = [GradientAccumulator(executable, names) for names in executable.code.gradients]
-        self._count = executable.code.loop.groups_per_update
-        self._seen = [0] * len(self._accumulators)
-        self._exchange: RoundExchange | None = None
-
-    def begin(self, exchange: RoundExchange | None) -> None:
-        """Before a call; one that failed may have left something."""
-        self._exchange = exchange
-        self._seen = [0] * len(self._accumulators)
-        for accumulator in self._accumulators:
-            accumulator.reset()
-
-    def add(self, bucket: int, gradients: Sequence[Gradient]) -> None:
-        """Take the gradients of one group of micro-batches."""
-        accumulator, exchange = self._accumulators[bucket], self._exchange
-        if exchange is not None and exchange.scatters_every_group:
-            exchange.ready(bucket, accumulator.typed(gradients))
-            return
-        accumulator.add(gradients)
-        if exchange is not None:
-            self._seen[bucket] += 1
-            if self._seen[bucket] == self._count:
-                self._seen[bucket] = 0
-                exchange.ready(bucket, accumulator.take())
-
-    def take(self) -> Gradients:
-        """The gradients of the round by parameter name."""
-        if self._exchange is not None:
-            return self._exchange.take()
-        if len(self._accumulators) == 1:
-            return self._accumulators[0].take()
-        return {name: g for accumulator in self._accumulators for name, g in accumulator.take().items()}

@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from poptorch.executable.executable import Executable
-from poptorch.executable.host_code import HostCode
+from poptorch.executable.host_code import HostCode, Runner
 from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
 from poptorch.program.loop import MicroBatch
 from poptorch.program.outputs import OutputKind
@@ -18,10 +19,11 @@ from poptorch.program.program import Role
 from poptorch.runtime.call import Call
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
+from poptorch.runtime.gradients import GradientSink
 from poptorch.runtime.meeting import Meeting
-from poptorch.runtime.rounds import RoundGradients
 from poptorch.runtime.stamps import GroupTimes
 from poptorch.runtime.tasks import Task
+from poptorch.runtime.values.factored import Gradient
 from poptorch.runtime.workers import Span
 from poptorch.schedule import Job, Kind
 
@@ -42,7 +44,7 @@ class SequentialRunner:
         self._gradients = program.positions_of(OutputKind.GRADIENT)
         self._anchors = program.positions_of(OutputKind.ANCHOR)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
-        self._collected = RoundGradients(executable)
+        self._sink = GradientSink(executable)
         self._updates = executable.update is not None
         self._times: list[GroupTimes] = []
         """Of the latest call."""
@@ -65,24 +67,20 @@ class SequentialRunner:
         return _ALONE if self._meeting is None else self._meeting.taking_part(first, 0)
 
     def run(self, call: Call, step_arguments: Sequence[torch.Tensor] | None) -> list[GroupTimes]:
-        """All device iterations. With ``step_arguments``, weights are updated by the step itself."""
-        self._collected.begin(call.exchange)
-        self._times = []
-        if step_arguments is None:
-            self._run_rounds(call)
-        else:
-            self._run_steps(call, step_arguments)
-        if call.trace.active:
-            self._report(call.trace)
-        return self._times
+        """All device iterations. With ``step_arguments``, weights are updated by the code itself.
 
-    def _run_rounds(self, call: Call) -> None:
-        loop, memory, now = self._loop, self._memory, time.perf_counter
-        stage, collected = self._code.stages[0], self._collected
-        run, buffers, constants = stage.code.run, memory.buffers[0], memory.constants
+        For each group of micro-batches:
+        take its inputs, run the code, deliver the results to their streams,
+        give the gradients to the sink, unless the code handed them over while it ran,
+        keep anchored values and counts.
+        After the last group of a round, take the gradients from the sink and update the weights.
+        """
+        self._sink.begin(call.exchange)
+        self._times = []
+        loop, memory, now, sink = self._loop, self._memory, time.perf_counter, self._sink
+        run, last_arguments, (gradients, anchors, counts) = self._code_of(step_arguments)
+        buffers, constants = memory.buffers[0], memory.constants
         scale = call.loss_scale if self._scaled else ()
-        gradients, anchors, counts = map(stage.positions_of, _LATE_OUTPUTS)
-        hand = (collected.add,) if stage.buckets else ()
         last = loop.gradient_accumulation - 1
         for first in loop.group_starts():
             members = loop.members(first)
@@ -91,7 +89,7 @@ class SequentialRunner:
             begun = now()
             try:
                 with self._in_replica(first):
-                    outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), *hand)
+                    outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), *last_arguments)
             except Exception as error:
                 note_job(error, FailedJob(members))
                 raise
@@ -99,37 +97,34 @@ class SequentialRunner:
             self._deliver(call, members, outputs)
             self._times.append(GroupTimes(members, asked, begun, ended, now()))
             if gradients:
-                collected.add(0, outputs[gradients.start : gradients.stop])
+                sink.add(0, 0, first.step, 0, outputs[gradients.start : gradients.stop])
             anchored = outputs[anchors.start : anchors.stop]
             counted = outputs[counts.start : counts.stop]
             del outputs  # gradients are not kept while the next micro-batch runs
             self._keep(call, first, anchored, counted)
-            if members[-1].step == last and self._updates:
+            if step_arguments is not None:
+                call.updated()
+            elif self._updates and members[-1].step == last:
                 assert call.update is not None
-                call.update(collected.take())
+                call.update(sink.take())
+        if call.trace.active:
+            self._report(call.trace)
+        return self._times
 
-    def _run_steps(self, call: Call, step_arguments: Sequence[torch.Tensor]) -> None:
-        assert self._code.step is not None
-        memory, now, run = self._memory, time.perf_counter, self._code.step.run
-        buffers, constants = memory.buffers[0], memory.constants
-        scale = call.loss_scale if self._scaled else ()
+    def _code_of(self, step_arguments: Sequence[torch.Tensor] | None) -> tuple[Runner, tuple[Any, ...], list[range]]:
+        """What to run, with which last argument, and where gradients, anchors and counts are among its outputs."""
+        stage, step = self._code.stages[0], self._code.step
+        if step_arguments is None:
+            positions = [stage.positions_of(kind) for kind in _LATE_OUTPUTS]
+            return stage.code.run, (self._hand,) if stage.buckets else (), positions
+        assert step is not None
         before = len(self._gradients)  # what steps do not return
-        for first in self._loop.group_starts():
-            asked = now()
-            inputs = call.inputs(first)
-            begun = now()
-            try:
-                random = call.random(first)
-                with self._in_replica(first):
-                    outputs = run(memory.weights, buffers, constants, inputs, scale, random, step_arguments)
-            except Exception as error:
-                note_job(error, FailedJob((first,)))
-                raise
-            ended = now()
-            self._deliver(call, (first,), outputs)
-            self._times.append(GroupTimes((first,), asked, begun, ended, now()))
-            self._keep(call, first, outputs[self._anchors.start - before : self._anchors.stop - before], ())
-            call.updated()
+        anchors = range(self._anchors.start - before, self._anchors.stop - before)
+        return step.run, (step_arguments,), [range(0), anchors, range(0)]
+
+    def _hand(self, bucket: int, gradients: Sequence[Gradient]) -> None:
+        """Take a bucket that the code hands over while it runs."""
+        self._sink.add(0, bucket, 0, 0, gradients)
 
     @staticmethod
     def _deliver(call: Call, members: Sequence[MicroBatch], outputs: Sequence[torch.Tensor]) -> None:

@@ -30,12 +30,12 @@ from poptorch.executable.host_verify import verify
 from poptorch.host.running.driver import driven
 from poptorch.host.running.prepared import Preparing
 from poptorch.runtime.values.factored import Product
-from poptorch.runtime.values.weights import Weights, copies_of
+from poptorch.runtime.values.weights import copies_of
 
 MANY_KERNELS = 24
 """With so many kernels, the loop of the driver is nothing beside them."""
 
-RESERVED = frozenset({"operands", "handed", "prepared", "copies", "random", "hand", "state", "Product", "Weights"})
+RESERVED = frozenset({"operands", "handed", "prepared", "copies", "random", "hand", "state", "Product"})
 """Names of Python that a rendered program uses for itself, beside those of its arguments."""
 
 _OF_FUNCTIONS = re.compile("(op|literal|narrow|stochastic|check|watch|kernel|prepare)(_|$)")
@@ -200,11 +200,12 @@ class _Renderer:
             self._line(f"del {', '.join(self._names[n] for n in numbers)}")
 
     def _prepared(self, step: Prepared) -> None:
-        self._globals |= {"prepare": Preparing(self._program, step), "Weights": Weights}
+        self._globals["prepare"] = Preparing(self._program, step)
         groups = {a.name for a in self._program.arguments} & set(_WEIGHT_GROUPS)
         given = ", ".join(f"{name}={name}" for name in _WEIGHT_GROUPS if name in groups)
-        self._line("prepared = parameters.derived.get(prepare) if type(parameters) is Weights else None")
-        self._line("if prepared is None:")
+        self._line("try:")
+        self._line("    prepared = parameters.derived[prepare]")
+        self._line("except (AttributeError, KeyError):  # a plain list of weights keeps nothing")
         self._line(f"    prepared = prepare({given})")
         if step.outputs and step.outputs[0] not in self._spread:
             self._line(f"{', '.join(self._names[n] for n in step.outputs)}, = prepared")
