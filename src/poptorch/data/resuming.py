@@ -155,8 +155,8 @@ def whole_batches(rows: int, size: int | None) -> int:
     """
     if size is None or rows % size:
         raise createPoptorchError(
-            f"A stream can go on after whole batches of its workers only: {rows} rows are no multiple of {size}. Choose "
-            "a rebatched_worker_size that divides the combined batch size."
+            f"A stream can go on after whole batches of its workers only: {rows} rows are no multiple of {size}. "
+            "Choose a rebatched_worker_size that divides the combined batch size."
         )
     return rows // size
 
