@@ -141,8 +141,8 @@ def test_a_checkpoint_of_torch_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    model, optimizer, executor = training()
-    with pytest.raises(FileNotFoundError, match="no checkpoint of torch.distributed.checkpoint"):
+    _, optimizer, executor = training()
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of torch\.distributed\.checkpoint"):
         load_checkpoint(tmp_path, executor)
     save_checkpoint(tmp_path, executor)
     with pytest.raises(poptorch.Error, match="has no optimizer: it was saved without one"):

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from poptorch._logging import logger
-from poptorch.data.messages import Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings
+from poptorch.data.messages import Began, Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings
 from poptorch.data.process import (
     AT_ONCE_S,
     PATIENT_S,
@@ -74,6 +74,7 @@ class AsynchronousDataAccessor:
         _keep_incomplete: bool = False,
         _rows_may_vary: bool = False,
         _length: Callable[[], int] | None = None,
+        _passed: int = 0,
     ) -> None:
         self._process: BackgroundProcess | None = None  # first, for a constructor that fails
         _check_arguments(dataset, buffer_size, rebatched_size, timeout)
@@ -87,6 +88,7 @@ class AsynchronousDataAccessor:
         self._dataset: Any = dataset if _length is None else None
         self._rebatched_size = rebatched_size
         self._length = _length
+        self._passed = _passed
         self._timeout_s = timeout or None
         self._pending: deque[Filled | Ended | Failed] = deque()
         self._held: int | None = None
@@ -94,6 +96,7 @@ class AsynchronousDataAccessor:
         self._taken = 0
         self._exhausted = False
         self._begun = early_preload
+        self._starts: dict[int, dict[str, Any]] = {}
         self._meter = WaitMeter(
             "poptorch.AsynchronousDataAccessor",
             "use more num_workers, larger worker batches or a cheaper transform; see docs/data.md",
@@ -131,7 +134,9 @@ class AsynchronousDataAccessor:
             self._taken, self._exhausted = 0, False
             process.send(GoTo(self._epoch))  # a process that is there already goes on
         self._begin(process)
-        self._meter.begin_epoch()
+        self._meter.begin_epoch(self._passed)
+        self._passed = 0
+        self._starts = {epoch: start for epoch, start in self._starts.items() if epoch >= self._epoch}
         return self
 
     def __next__(self) -> Any:
@@ -175,6 +180,10 @@ class AsynchronousDataAccessor:
         while process.pending():
             self._pending.append(self._receive(process))
         return sum(isinstance(message, Filled) and message.epoch >= self._epoch for message in self._pending)
+
+    def position(self) -> tuple[dict[str, Any] | None, int, bool]:
+        """How the current epoch began, how many batches were taken from it, and whether there are no more."""
+        return self._starts.get(self._epoch), self._passed + self._meter.position, self._exhausted
 
     def waitReport(self) -> WaitReport:
         """The share of time that the consumer waited for data, over all epochs so far."""
@@ -222,14 +231,14 @@ class AsynchronousDataAccessor:
     def _meet(self, process: BackgroundProcess) -> Ring:
         """Wait for the first item and map the ring."""
         try:
-            message = process.receive(self._timeout_s)
+            message = self._receive(process)
             if isinstance(message, Ready):
                 descriptor = process.receive_descriptor()
                 try:
                     ring = Ring(message.layout, descriptor)
                 finally:
                     os.close(descriptor)
-                message = process.receive(self._timeout_s)
+                message = self._receive(process)
         except ProcessDied as death:
             raise createPoptorchError(f"{_FAILED_TO_START}: {death}") from None
         except DataTimeout:
@@ -269,7 +278,9 @@ class AsynchronousDataAccessor:
             raise
 
     def _receive(self, process: BackgroundProcess) -> Any:
-        return process.receive(self._timeout_s)
+        while isinstance(message := process.receive(self._timeout_s), Began):
+            self._starts[message.epoch] = message.start
+        return message
 
 
 _FAILED_TO_START = "AsynchronousDataAccessor worker thread failed to start"

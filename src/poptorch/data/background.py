@@ -27,7 +27,7 @@ from poptorch.arg_parsers import registerCustomArgParser
 from poptorch.data.collating import collate_into
 from poptorch.data.items import ItemStructure
 from poptorch.data.line import Line
-from poptorch.data.messages import Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings, Stop
+from poptorch.data.messages import Began, Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings, Stop
 from poptorch.data.parcel import PackedParcel, Parcel
 from poptorch.data.ring import Ring, RingLayout, Rows, anonymous_file
 from poptorch.data.segments import remove_segments
@@ -171,6 +171,8 @@ class Producer:
                 self._epoch = max(self._epoch + 1, self._wanted)
 
     def _load_epoch(self) -> None:
+        if (announce := getattr(self._dataset, "announceEpochs", None)) is not None:
+            announce(lambda start: self._say(Began(self._epoch, start)))
         items = iterate(self._dataset)
         try:
             if self._settings.rebatched_size is None:

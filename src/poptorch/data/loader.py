@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
@@ -16,6 +18,18 @@ from poptorch.data.combining import grouped
 from poptorch.data.metered import MeteredIterator, watched_iterator
 from poptorch.data.partition import PartitionedDataset, Share
 from poptorch.data.plan import LoadingPlan, length_or_none
+from poptorch.data.resuming import (
+    SkippingSampler,
+    State,
+    checked,
+    discard,
+    epoch_start,
+    is_stream,
+    random_numbers_of,
+    restore,
+    state_of,
+    whole_batches,
+)
 from poptorch.data.tracing import traced
 from poptorch.data.waiting import WaitMeter, WaitReport
 from poptorch.enums import DataLoaderMode
@@ -87,6 +101,11 @@ class DataLoader(TorchDataLoader[Any]):
             "come first: poptorch.DataLoader(poptorch.Options(), dataset, batch_size=...)"
         )
         self._accessor: AsynchronousDataAccessor | None = None
+        self._skipping: SkippingSampler | None = None
+        self._start: State | None = None
+        self._resume: State | None = None
+        self._at_end = False
+        self._announce: Callable[[State], None] | None = None
         options._freeze()
         self._options = options
         parts = options.Distributed.numDataParts
@@ -133,23 +152,23 @@ class DataLoader(TorchDataLoader[Any]):
             persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
             **kwargs,
         )
+        self._in_background = (dict(async_options or {}), deadline_s)
         if plan.asynchronous:
-            self._accessor = self._load_in_background(plan, dict(async_options or {}), deadline_s)
+            self._accessor = self._load_in_background()
         else:
             self._meter = WaitMeter("poptorch.DataLoader", "use num_workers > 0 or mode=DataLoaderMode.Async")
         self._warn_if_nothing_comes()
 
-    def _load_in_background(
-        self, plan: LoadingPlan, async_options: dict[str, Any], deadline_s: float
-    ) -> AsynchronousDataAccessor:
-        async_options.setdefault("timeout", deadline_s)
+    def _load_in_background(self, passed: int = 0) -> AsynchronousDataAccessor:
+        plan, (async_options, deadline_s) = self._plan, self._in_background
         return AsynchronousDataAccessor(
             self,
             rebatched_size=plan.rebatched_rows,
             _keep_incomplete=not plan.drop_last,
             _rows_may_vary=plan.grouped,
             _length=_length_of(weakref.ref(self)),  # weak: dropping the loader must end the process at once
-            **async_options,
+            _passed=passed,
+            **{"timeout": deadline_s, **async_options},
         )
 
     # --- members -------------------------------------------------------------------------------------------
@@ -217,16 +236,106 @@ class DataLoader(TorchDataLoader[Any]):
 
     def __iter__(self) -> Any:
         if self._accessor is not None:
+            if self._at_end:  # of the epoch whose last batch was taken before
+                self._at_end = False
+                return iter(())
             return iter(self._accessor)
-        if isinstance(self.dataset, PartitionedDataset):
-            self.dataset.next_epoch()
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            restore(self, resume["start"])
+            if resume["finished"]:
+                self._pass_over_an_epoch(resume["start"])
+                resume = None
+        self._start = epoch_start(self) if resume is None else resume["start"]
+        if self._announce is not None:
+            self._announce(self._start)
+        passed = 0 if resume is None else resume["batches"]
+        batches = self._begin_epoch(passed, resume)
         if self._meter is not None:
-            self._meter.begin_epoch()
-        batches = super().__iter__()
+            self._meter.begin_epoch(passed)
         if not self._plan.grouped:
             return batches
         groups = grouped(batches, self._plan.factor, drop_last=self._plan.drop_last)
         return groups if self._meter is None else MeteredIterator(groups, self._meter)
+
+    def _begin_epoch(self, passed: int | None = 0, resume: State | None = None) -> Any:
+        """An iterator over an epoch without its first batches; over none of them, if ``passed`` is ``None``."""
+        if isinstance(self.dataset, PartitionedDataset):
+            self.dataset.next_epoch()
+        stream, rows = is_stream(self), self._plan.rebatched_rows
+        if resume is not None and not stream:
+            actions = random_numbers_of(self, resume)
+            if passed is not None and rows is not None:
+                self._index_sampler.skip(0, passed * rows, *actions)
+            else:
+                each = self._plan.factor if self._plan.grouped else 1
+                self._index_sampler.skip(None if passed is None else passed * each, 0, *actions)
+        batches = super().__iter__()
+        if passed and stream:
+            discard(batches, passed if rows is None else whole_batches(passed * rows, self._plan.worker_rows))
+            if resume is not None and resume["now"] is not None:
+                torch.set_rng_state(resume["now"])
+        return batches
+
+    def _pass_over_an_epoch(self, start: State) -> None:
+        """Draw the random numbers that an epoch draws for its order."""
+        if not is_stream(self):
+            discard(self._begin_epoch(None, {"start": start, "now": None}), 1)
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What gives each batch its indices: torch's own, which can be told to begin later."""
+        base = super()._index_sampler
+        if self._skipping is None or self._skipping.base is not base:
+            self._skipping = SkippingSampler(base)
+        return self._skipping
+
+    # --- going on in the middle of an epoch ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is: how the current epoch began, and how many batches the program has taken from it.
+
+        Batches that were loaded ahead do not count. In a job of several processes, each has a state of its own.
+        """
+        if self._resume is not None:
+            return dict(self._resume)
+        if self._accessor is not None:
+            start, batches, finished = self._accessor.position()
+            if start is None:
+                raise createPoptorchError("The background process did not say yet how this epoch begins: take a batch.")
+            return state_of(self, start, batches, finished, None)
+        assert self._meter is not None
+        batches = self._meter.position
+        if self._start is None or batches == 0:
+            return state_of(self, epoch_start(self), 0, False, None)
+        return state_of(self, self._start, batches, False, torch.get_rng_state())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a loader with the same arguments was when its state was taken.
+
+        Batches come in the same order as without an interruption, in this epoch and in those that follow.
+
+        >>> loader = DataLoader(Options(), list(range(6)), batch_size=2)
+        >>> batches = iter(loader)
+        >>> _ = next(batches)
+        >>> again = DataLoader(Options(), list(range(6)), batch_size=2)
+        >>> again.load_state_dict(loader.state_dict())
+        >>> [batch.tolist() for batch in again]
+        [[2, 3], [4, 5]]
+        """
+        self._resume = checked(self, state_dict)
+        if self._accessor is not None:
+            self._accessor.terminate()
+            self._accessor = None
+            if not self._resume["finished"] and (length_or_none(self) or math.inf) <= self._resume["batches"]:
+                self._resume["finished"] = self._at_end = True
+            finished = self._resume["finished"]
+            self._accessor = self._load_in_background(0 if finished else self._resume["batches"])
+            self._resume = None
+
+    def announceEpochs(self, announce: Callable[[dict[str, Any]], None]) -> None:
+        """Call ``announce`` at the beginning of each epoch, with what decides about its order."""
+        self._announce = announce
 
     def _get_iterator(self) -> Any:
         return watched_iterator(self, None if self._plan.grouped else self._meter)
@@ -250,7 +359,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What reaches the background process is a plain synchronous loader that nobody times.
-        return self.__dict__ | {"_accessor": None, "_iterator": None, "_meter": None}
+        return self.__dict__ | {"_accessor": None, "_iterator": None, "_meter": None, "_in_background": None}
 
 
 def _length_of(loader: weakref.ref[DataLoader]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from poptorch.data.ring import RingLayout, Rows
 
@@ -14,6 +14,13 @@ class Ready(NamedTuple):
     """The first item is known; the descriptor of the ring follows on the same connection."""
 
     layout: RingLayout
+
+
+class Began(NamedTuple):
+    """``epoch`` of a loader that can be resumed begins; ``start`` is what decides about its order."""
+
+    epoch: int
+    start: dict[str, Any]
 
 
 class Filled(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,20 @@ class PartitionedDataset(Dataset[Any]):
         self._order[:-1] = order
         self._order[-1] = shift + self._share.start
         self._epochs += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides about the next order."""
+        generator = None if self._generator is None else self._generator.get_state()
+        left_out = None if self._left_out is None else self._left_out.clone()
+        return {"generator": generator, "left_out": left_out, "epochs": self._epochs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next order be the one that followed such a state."""
+        self._generator = None
+        if state["generator"] is not None:
+            self._generator = torch.Generator()
+            self._generator.set_state(state["generator"])
+        self._left_out, self._epochs = state["left_out"], state["epochs"]
 
     def __len__(self) -> int:
         return self._share.length

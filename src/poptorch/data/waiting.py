@@ -72,6 +72,7 @@ class WaitMeter:
         self._pid = os.getpid()
         self._advice = advice
         self._past = WaitReport(0, 0, 0.0, 0.0, 0.0)
+        self._passed = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -80,10 +81,19 @@ class WaitMeter:
         self._left_at: float | None = None
         self._entered_at = 0.0
 
-    def begin_epoch(self) -> None:
-        """Forget the open span, keep the sums: what happens between epochs counts as neither."""
+    def begin_epoch(self, passed: int = 0) -> None:
+        """Forget the open span, keep the sums: what happens between epochs counts as neither.
+
+        ``passed`` batches were taken from this epoch before, by somebody else.
+        """
         self._past = self.total()
         self._reset()
+        self._passed = passed
+
+    @property
+    def position(self) -> int:
+        """Batches that were taken from the current epoch; none between epochs."""
+        return self._passed + self._batches
 
     def start(self) -> None:
         """The consumer asks for a batch."""
@@ -113,6 +123,7 @@ class WaitMeter:
             logger.debug("%s: epoch %d: %s%s", self._name, self._past.epochs + 1, epoch, advice)
         self._past = _sum(self._past, epoch)
         self._reset()
+        self._passed = 0
 
     def total(self) -> WaitReport:
         """Everything measured so far."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from poptorch.errors import createPoptorchError
 from poptorch.executor.executor import PoplarExecutor
@@ -39,7 +39,7 @@ def save_checkpoint(
     >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(2, 1)
     >>> save_checkpoint(folder, poptorch.inferenceModel(model), epoch=3)
     >>> state = {"model": torch.nn.Linear(2, 1).state_dict()}
-    >>> dcp.load(state, checkpoint_id=folder)
+    >>> torch.distributed.checkpoint.load(state, checkpoint_id=folder)
     >>> torch.equal(state["model"]["weight"], model.weight)
     True
     """
@@ -53,13 +53,13 @@ def save_checkpoint(
         state[_RANDOM] = {"state": list(words)}
     if model.options.Distributed.processId == 0:
         with _one_process():
-            dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+            save(state, checkpoint_id=str(folder), no_dist=True)
 
 
 def load_checkpoint(
     folder: str | Path, model: PoplarExecutor, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
-    """Read what :func:`save_checkpoint` has written, or a checkpoint with an entry ``model``; returns all other entries.
+    """Read what :func:`save_checkpoint` has written, or a checkpoint with an entry ``model``; returns the others.
 
     Random numbers go on where they were if the model is compiled: call ``model.compile(...)`` before.
 
