@@ -20,6 +20,7 @@ from torch import nn
 
 import poptorch
 from poptorch._logging import forget_said
+from poptorch.executor import eager_loop
 
 X, Y = torch.ones(8, 4), torch.zeros(8, 2)
 
@@ -67,6 +68,7 @@ def dataset(rows: int = 8) -> torch.utils.data.TensorDataset:
 def message(mistake: Callable[[], object]) -> str:
     """What a user reads: warnings, log lines, and the error."""
     forget_said()
+    eager_loop.forget_said()
     lines = io.StringIO()
     with warnings.catch_warnings(record=True) as caught, redirect_stderr(lines):
         warnings.simplefilter("always")
@@ -98,6 +100,22 @@ def a_scheduler_that_is_not_passed_on() -> None:
     model(X, Y)
     scheduler.step()
     model(X, Y)
+
+
+@told("Clipping gradients after a call has no effect", "max_grad_norm")
+def clipping_after_the_call() -> None:
+    wrapped, _, model = training()
+    model(X, Y)
+    nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+
+
+@told("optimizer.step() has no effect", "setOptimizer(optimizer)")
+def step_in_the_loop() -> None:
+    _, optimizer, model = training()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(X, Y)
+        optimizer.step()
 
 
 @told("never run", "3 rows", "takes 8")

@@ -21,6 +21,7 @@ from poptorch.capture.state import is_constant
 from poptorch.capture.tables import note_shallow_copy
 from poptorch.errors import createPoptorchError
 from poptorch.executor.changes import changes
+from poptorch.executor.eager_loop import gradient_of
 from poptorch.executor.sharing import sharers
 from poptorch.executor.turns import Turns
 
@@ -203,12 +204,17 @@ def _plain(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
         return nn.Parameter(data, tensor.requires_grad) if issubclass(type(tensor), nn.Parameter) else data
 
 
+_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+
+
 def _watched_tensor(base: type, reference: weakref.ref[Watcher]) -> type:
     """A subclass of ``base`` whose every use through torch first brings the host up to date."""
 
     class Watched(base):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is _GRADIENT:  # not a look at the weight: optimizer.zero_grad() in the loop must not fetch it
+                return gradient_of(args[0])
             _fetch(reference)
             if func in _FREEZING:
                 changes.note()

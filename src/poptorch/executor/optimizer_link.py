@@ -14,6 +14,7 @@ from poptorch.compiler.lowering import restrict
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
+from poptorch.executor.eager_loop import StepNotice
 from poptorch.executor.rate_watch import RateWatch
 from poptorch.executor.replacements import Replacement
 from poptorch.executor.state_names import StateNames
@@ -101,6 +102,7 @@ class OptimizerLink:
         self._watcher = UnexpectedAttributes()
         self._rates = RateWatch()
         self._step_hooks = StepHooks()
+        self._step_notice = StepNotice()
         self._check_attributes(optimizer)
 
     def _check_attributes(self, optimizer: torch.optim.Optimizer) -> None:
@@ -179,6 +181,7 @@ class OptimizerLink:
     def connect(self) -> None:
         """Let the optimizer object ask for its state here."""
         bridge.connect(self.optimizer, self)
+        self._step_notice.put_on(self.optimizer)
 
     def attached(self, copy_weights: Callable[[], object]) -> None:
         """The device is (again) attached: state that the host has goes there."""
@@ -237,6 +240,7 @@ class OptimizerLink:
         if self._compiled is not None:
             if optimizer is not self.optimizer:
                 bridge.replace(self.optimizer, optimizer, self)
+                self._step_notice.put_on(optimizer)
             changed = _variables(new) != _variables(self._compiled)
             self._compiled = new
             self.optimizer = optimizer
@@ -287,6 +291,7 @@ class OptimizerLink:
         """Leave the optimizer with what the host knows; forget the device."""
         self.read_back_alone()
         bridge.disconnect(self.optimizer)
+        self._step_notice.take_off()
         self._engine = None
         self._compiled = None
 

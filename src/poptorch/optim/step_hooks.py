@@ -42,7 +42,7 @@ class StepHooks:
             (torch_optimizer._global_optimizer_post_hooks, of_all.format("register_optimizer_step_post_hook")),
         ):
             for key, hook in hooks.items():
-                if key not in self._said:
+                if key not in self._said and not str(getattr(hook, "__module__", "")).startswith("poptorch."):
                     self._said.add(key)
                     _warn(hook, how)
 

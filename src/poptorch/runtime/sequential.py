@@ -88,8 +88,9 @@ class SequentialRunner:
             inputs = call.inputs(first)
             begun = now()
             try:
+                random = call.random(first)
                 with self._in_replica(first):
-                    outputs = run(memory.weights, buffers, constants, inputs, scale, call.random(first), *last_arguments)
+                    outputs = run(memory.weights, buffers, constants, inputs, scale, random, *last_arguments)
             except Exception as error:
                 note_job(error, FailedJob(members))
                 raise

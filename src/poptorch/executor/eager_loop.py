@@ -1,0 +1,64 @@
+"""What is left of an eager training loop around a training model, and does nothing there: said once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from poptorch.frames import warn_user
+
+_CLIPPING = torch.nn.utils.clip_grad_norm_.__code__.co_filename
+_said: set[str] = set()
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that the host has of a parameter of a training model: usually none, which clipping should hear."""
+    with torch._C.DisableTorchFunctionSubclass():
+        gradient = parameter.grad
+    if gradient is None and "clipping" not in _said and _is_called_from(_CLIPPING):
+        _said.add("clipping")
+        warn_user(
+            "Clipping gradients after a call has no effect: the weights are updated in the call, on the IPU. Give the "
+            "optimizer a limit instead, for instance poptorch.optim.AdamW(..., max_grad_norm=1.0)."
+        )
+    return gradient
+
+
+def _is_called_from(file: str) -> bool:
+    frame = sys._getframe(3)  # of what looked at ``grad``
+    return frame.f_code.co_filename == file
+
+
+class StepNotice:
+    """Says that ``optimizer.step()`` of the host updates nothing."""
+
+    def __init__(self) -> None:
+        self._handle: RemovableHandle | None = None
+
+    def put_on(self, optimizer: torch.optim.Optimizer) -> None:
+        """Speak when this optimizer steps."""
+        self.take_off()
+        self._handle = optimizer.register_step_pre_hook(_told_of_step)
+
+    def take_off(self) -> None:
+        """Speak no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _told_of_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if "step" not in _said:
+        _said.add("step")
+        warn_user(
+            "optimizer.step() has no effect: a training model updates its weights in each call. Leave out step(), "
+            "zero_grad() and backward(); pass changed learning rates on with setOptimizer(optimizer)."
+        )
+
+
+def forget_said() -> None:
+    """Speak again; for tests."""
+    _said.clear()
