@@ -414,7 +414,7 @@ def wrapping_for_training_twice() -> None:
     assert first is not second
 
 
-@told("cannot be copied or pickled", ".save(")
+@told("cannot be copied", ".model")
 def copying_an_executor() -> None:
     import copy
 

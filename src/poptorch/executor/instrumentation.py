@@ -213,7 +213,7 @@ def _watched_tensor(base: type, reference: weakref.ref[Watcher]) -> type:
     class Watched(base):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is _GRADIENT:  # not a look at the weight: optimizer.zero_grad() in the loop must not fetch it
+            if func == _GRADIENT:  # not a look at the weight: optimizer.zero_grad() in the loop must not fetch it
                 return gradient_of(args[0])
             _fetch(reference)
             if func in _FREEZING:
