@@ -48,3 +48,27 @@ def test_changelog_fragments_follow_the_pattern() -> None:
     assert not wrong, f"see changelog.d/README.md: {wrong}"
     empty = [path.name for path in fragments if not path.read_text(encoding="utf-8").strip()]
     assert not empty
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_only_the_rooms_of_native_code_know_inductor() -> None:
+    users = {short(path) for path in MODULES if any(name.startswith("torch._inductor") for name in imported(path))}
+    allowed = ("src/poptorch/host/native/", "src/poptorch/host/store/", "src/poptorch/cli/doctor.py")
+    assert {user for user in users if not user.startswith(allowed)} == set()
+
+
+def test_four_modules_read_the_environment() -> None:
+    pattern = re.compile(r"\bos\.(environ|getenv)\b")
+    package = ROOT / "src" / "poptorch"
+    code = {path: re.sub(r"(?m)^\s*>>>.*$", "", path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
+    readers = {path.relative_to(package).as_posix() for path, text in code.items() if pattern.search(text)}
+    assert readers == {"environment.py", "launchers.py", "_logging.py", "startup.py"}

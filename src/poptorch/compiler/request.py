@@ -1,6 +1,7 @@
 """What to compile: the model with one call's arguments, and the settings that its options stand for.
 
-This is the only module below the executor that reads ``poptorch.Options``.
+Lowering and scheduling read these settings. Capture, the operations and the optimizers' descriptions read
+``poptorch.Options`` themselves, for what concerns the recording.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import datetime
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -19,14 +17,12 @@ from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall, Signature, check_devices, check_tracing_rules
 from poptorch.capture.refusals import check_model
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.lowering import lower_for_device
-from poptorch.compiler.plan import Plan
 from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import Error, createPoptorchError
-from poptorch.executable.executable import Executable
-from poptorch.executor import inspection, instrumentation, saving
+from poptorch.executor import instrumentation, saving
 from poptorch.executor.host_weights import HostWeights, Newest, ids_of
+from poptorch.executor.inside import Inside
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.private_model import private_model
 from poptorch.executor.session import Session, Wrapped, check_options
@@ -39,9 +35,7 @@ from poptorch.options import Options
 from poptorch.placement import counting
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
-from poptorch.profiling.trace import SpanKind, Trace
-from poptorch.program.program import Program
-from poptorch.runtime import counters, gantt
+from poptorch.profiling.trace import SpanKind
 
 _OFFLINE = (
     ": options.useOfflineIpuTarget() compiles without one. Export the model with compileAndExport(), or leave the "
@@ -49,7 +43,7 @@ _OFFLINE = (
 )
 
 
-class PoplarExecutor:
+class PoplarExecutor(Inside):
     """A model wrapped for training or inference. Made by the two wrapping functions, or by libraries with a subclass.
 
     Calling it runs the compiled program; whatever else is asked of it and it does not have is asked of the model.
@@ -479,88 +473,6 @@ class PoplarExecutor:
         if exported is not None and stored.rng_state is not None:
             self.rng_state = stored.rng_state
 
-    # -- looking inside ------------------------------------------------------------------------------------------
-
-    @property
-    def executable(self) -> Executable:
-        """The compiled model: what IPUs run, and the code by which this host runs it."""
-        return self._compiled().executable
-
-    @property
-    def _executable(self) -> Executable | None:
-        """The compiled model or ``None``: libraries know this name and ask whether there is one."""
-        return None if self._session is None else self._session.executable
-
-    def _debugGetPopartIR(self) -> str:
-        """The operations of the compiled program as JSON, for tools and tests of programs."""
-        return ir_text(self._compiled().executable.device)
-
-    @property
-    def program(self) -> Program:
-        """The compiled program of one micro-batch; ``print`` it to read it."""
-        return self._compiled().program
-
-    @property
-    def plan(self) -> Plan:
-        """How IPUs share the compiled model: its parts, and what they hand to each other.
-
-        >>> import poptorch
-        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
-        >>> model.compile(torch.zeros(2))
-        >>> print(model.plan)
-        sharded, 1 part
-        whole model (stage 0, phase 0, IPU 0): 1 operations, receives 0 values (0 bytes), sends 0
-        """
-        return self._compiled().plan
-
-    @property
-    def trace(self) -> Trace:
-        """Where spans of compilation and calls go: nowhere, unless you set it to a ``Recorder``.
-
-        >>> import poptorch
-        >>> from poptorch.profiling.trace import Recorder
-        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
-        >>> model.trace = Recorder()
-        >>> output = model(torch.zeros(2))
-        >>> [span.kind.value for span in model.trace.spans][-3:]
-        ['input', 'step', 'output']
-        """
-        return self._trace
-
-    @trace.setter
-    def trace(self, trace: Trace) -> None:
-        self._trace = trace
-        if self._session is not None:
-            self._session.engine.trace = trace
-
-    def drawSchedule(self, path: str | Path | None = None) -> str:
-        """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.
-
-        Returns the drawing as text; with a ``path`` that ends in ``.svg``, ``.png`` or ``.txt`` also writes it there.
-        Measured is the last accumulation round of the latest call.
-
-        >>> import poptorch
-        >>> model = poptorch.inferenceModel(torch.nn.ReLU(), poptorch.Options().deviceIterations(3))
-        >>> output = model(torch.ones(3))
-        >>> print(model.drawSchedule())
-        ideal, 0 % idle
-        IPU0 | 0F 1F 2F
-        measured, 1 worker, ... ms, 0 % idle
-        IPU0 | 0-2F---...
-        """
-        ideal, measured = self._compiled().schedule()
-        if path is not None:
-            gantt.save(path, ideal, measured)
-        return gantt.as_text(ideal, measured)
-
-    def getTensorNames(self) -> list[str]:
-        """The names of all tensors of the compiled graph."""
-        return inspection.tensor_names(self._session)
-
-    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """The value that an anchored tensor had in the latest call."""
-        return inspection.anchored_tensor(self._session, short_name)
-
     def deviceProgram(self, *args: Any, **kwargs: Any) -> DeviceProgram:
         """What IPUs run: for these arguments, or without arguments what was compiled. Nothing is run or attached.
 
@@ -575,34 +487,6 @@ class PoplarExecutor:
         check_options(self._options)
         with torch.inference_mode(False), self._weights.unwatched():
             return lower_for_device(self._wrapped.request(call))
-
-    def cycleCount(self) -> int:
-        """Device cycles of the last run, as the IPU Model predicts them."""
-        return inspection.cycle_count(self._session, self._options)
-
-    def compilationTime(self) -> datetime.timedelta:
-        """How long the last compilation took."""
-        return inspection.compilation_time(self._session, self._options)
-
-    def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """Time stamps of the inputs and outputs of the last call."""
-        return inspection.perf_counters(self._session)
-
-    def getHostIpuLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the request of an input to its delivery."""
-        return counters.latency(self.getPerfCounters(), "input", "input_complete")
-
-    def getComputeLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the last input to the last output."""
-        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=False)
-
-    def getIpuHostLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the first output to the delivery of the last."""
-        return counters.latency(self.getPerfCounters(), "output", "output_complete")
-
-    def getLatency(self) -> counters.Latency:
-        """Shortest, longest, average time from the request of an input to the delivery of the output."""
-        return counters.latency(self.getPerfCounters(), "input", "output_complete")
 
 
 def unwrapped(model: Any) -> Any:
