@@ -44,13 +44,13 @@ def check_accumulated(model: nn.Module, micro_batches: int, *, scaled: bool) -> 
             )
 
 
-def _explained(name: str, hook: Callable[[Any], None]) -> Callable[[Any], None]:
+def _explained(name: str, hook: Callable[[Any], Any]) -> Callable[[Any], None]:
     """The hook; what goes wrong in it is said in terms of the model."""
 
     def run(parameter: Any) -> None:
         with _no_step(name):
             try:
-                result: Any = hook(parameter)
+                result = hook(parameter)
             except Error:
                 raise
             except Exception as error:

@@ -51,6 +51,8 @@ class _Copy(NamedTuple):
     original: torch.Tensor
     copy: torch.Tensor
     gradient: torch.Tensor | None
+    source: SourceLocation | None
+    """The line that used it first."""
 
 
 class Recorder(TorchDispatchMode):
@@ -160,13 +162,20 @@ class Recorder(TorchDispatchMode):
             return tensor
         if id(tensor) not in self._copies:
             with kernels.ordinary_execution():
-                self._copies[id(tensor)] = _Copy(tensor, tensor.detach().clone(), _gradient_of(tensor))
+                self._copies[id(tensor)] = _Copy(
+                    tensor, tensor.detach().clone(), _gradient_of(tensor), user_location(self._excludes)
+                )
         return self._copies[id(tensor)].copy
 
     @property
     def copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The user's tensors that are no part of the state and were used, each with its copy in the recording."""
         return [(known.original, known.copy) for known in self._copies.values()]
+
+    @property
+    def uses(self) -> list[tuple[torch.Tensor, SourceLocation | None]]:
+        """The same tensors of the user, with the lines that used them first."""
+        return [(known.original, known.source) for known in self._copies.values()]
 
     def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy that stands for a user's tensor; any other tensor as it is."""

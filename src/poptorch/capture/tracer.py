@@ -39,6 +39,7 @@ from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder, located
 from poptorch.capture.refusals import check_gradient, check_layouts
 from poptorch.capture.selected import refuse_selected
+from poptorch.capture.shared_memory import check_memory
 from poptorch.capture.state import (
     Rebinding,
     StateEntry,
@@ -174,6 +175,7 @@ class _Attempt:
         self._rebound: list[Rebinding] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._written: Mapping[str, SourceLocation | None] = {}
+        self._uses: list[tuple[torch.Tensor, SourceLocation | None]] = []
         self._structure: Structure | None = None
         self._tracked: Any = None
         self._num_results = 0
@@ -195,12 +197,15 @@ class _Attempt:
         with ExitStack() as stack:
             stack.enter_context(self._fake_mode)
             stack.enter_context(torch.set_grad_enabled(self._grad))
+            versions = [tensor._version for tensor in state]
             # make_fx counts the parameters of plain functions only, so a bound method needs a wrapper.
             traced = make_fx(lambda s, i, c: self._traced(s, i, c), tracing_mode="real")
             graph_module = traced(state, inputs, scale)
         assert self._structure is not None
         if not request.training:
             warn_of_training_mode(request.model, graph_module.graph.nodes)
+        written = {index for index, tensor in enumerate(state) if tensor._version > versions[index]}
+        check_memory(self._state, written.union(self._gradients), self._uses)
         if has_hooks(request.model):
             warn_of_kept(self._tracked, [*state, *inputs, *scale, *self._plain.values()])
         self._affect_host(graph_module)
@@ -301,6 +306,7 @@ class _Attempt:
             self._context.losses.clear()  # they and their history are of no use any more
             self._copies = recorder.copies
             self._written = recorder.writes.by_user(self._state, state)
+            self._uses = recorder.uses
             self._tracked = tracer().tensor_tracker
             # Without a backward pass of ours, code may end outside of all blocks, where nothing can be recorded.
             plain = _plain if request.training else _plain_constant

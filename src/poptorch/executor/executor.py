@@ -97,14 +97,15 @@ class PoplarExecutor(Inside):
                 self._options._execution_strategy, self._options.Training.gradient_accumulation
             )
         if training:
-            self._shown, captured = user_model, instrumentation.plain_shallow_copy(model)
+            self._shown, captured, changeable = user_model, instrumentation.plain_shallow_copy(model), model
             self._model = private_model(model, user_model)
+            copied: dict[str, Any] | None = dict(vars(captured))
         else:
-            own = instrumentation.shallow_copy(model)
+            own = changeable = instrumentation.shallow_copy(model)
             self._shown = self._model = own if user_model is model else user_model
-            captured = instrumentation.plain_view(own)
+            captured, copied = instrumentation.plain_view(own), None
         self._weights = HostWeights(captured, user_model, self._options, self, self._turns, training=training)
-        self._wrapped = Wrapped(user_model, captured, self._options, self._weights, link)
+        self._wrapped = Wrapped(user_model, captured, changeable, copied, self._options, self._weights, link)
         self._signature = Signature(captured.forward)
         if training:
             instrumentation.instrument(user_model, self._weights, self)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,7 @@ from poptorch.executor import instrumentation
 from poptorch.executor.changes import changes
 from poptorch.executor.outputs import ParameterView
 from poptorch.executor.replacements import KnownState, Replacement
-from poptorch.executor.sharing import sharers
+from poptorch.executor.sharing import Sharer, sharers
 from poptorch.executor.turns import Turns
 from poptorch.options import Options
 from poptorch.program.pairs import as_on_host
@@ -283,11 +282,15 @@ class HostWeights:
 
     def upload(self, memory: WeightsOnDevice) -> None:
         """Overwrite the device's parameters and buffers; training that was not downloaded is lost."""
-        upload: Callable[[WeightsOnDevice], None] = self._upload
-        for trainer in sharers.all:  # whose calls change the values that are read here
-            if trainer is not self and not self.tensor_ids().isdisjoint(trainer.tensor_ids()):
-                upload = partial(trainer.turns.take, upload)
-        upload(memory)
+        own = self.tensor_ids()
+        self._upload_beside([s for s in sharers.all if s is not self and not own.isdisjoint(s.tensor_ids())], memory)
+
+    def _upload_beside(self, trainers: Sequence[Sharer], memory: WeightsOnDevice) -> None:
+        """Upload while none of the executors runs whose calls change the values that are read here."""
+        if trainers:
+            trainers[0].turns.take(self._upload_beside, trainers[1:], memory)
+        else:
+            self._upload(memory)
 
     def _upload(self, memory: WeightsOnDevice) -> None:
         if self._options.connection_type != ConnectionType.Never:

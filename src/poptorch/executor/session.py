@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from poptorch.executable.host_code import HostCode
 from poptorch.executor import caching
 from poptorch.executor.changes import changes
 from poptorch.executor.failures import raise_explained
+from poptorch.executor.frozen_attributes import FrozenAttributes
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job, check_processes, replica_network
 from poptorch.executor.optimizer_link import OptimizerLink
@@ -63,6 +64,12 @@ class Wrapped:
     user_model: nn.Module
     captured: nn.Module
     """The model in the user's own class, around the same tensors."""
+
+    shown: nn.Module
+    """The model that the user may change: that, or another object with the same children."""
+
+    copied: Mapping[str, Any] | None
+    """The attributes that :attr:`captured` got from another object when it was wrapped."""
 
     options: Options
     weights: HostWeights
@@ -165,6 +172,7 @@ class Session:
         self.engine = engine = Engine(executable, exchange, team, replica_network(wrapped.options, executable))
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
+        self._attributes = FrozenAttributes(wrapped.captured, wrapped.shown, wrapped.copied)
         self._has_run = False
         self._estimate: Estimate | None = None
         self._reporter: Reporter | None = None
@@ -335,6 +343,7 @@ class Session:
         if self.is_traced:
             layout.check_traced_count(call)
         given = layout.tensors_of(call)
+        self._attributes.check()
         for tensor in given:
             if not tensor.is_cpu:
                 self._refuse_device(given)

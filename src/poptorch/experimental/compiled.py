@@ -93,7 +93,7 @@ class CompiledCode:
     ) -> None:
         self._turns = Turns()
         weights = HostWeights(module, module, options, self, self._turns, training=False)
-        wrapped = Wrapped(module, module, options, weights, None, front_end=front_end)
+        wrapped = Wrapped(module, module, module, None, options, weights, None, front_end=front_end)
         stored = None if filename is None else StoredExecutable(filename)
         if stored is not None:
             stored.check_version()

@@ -31,10 +31,11 @@ def order_in_memory(tensor: torch.Tensor) -> list[int] | None:
     >>> order_in_memory(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
     [0, 2, 3, 1]
     """
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), tensor.shape[d] > 1, d))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], tensor.shape[d] > 1, d))
     expected = 1
     for dimension in reversed(order):
-        if tensor.shape[dimension] > 1 and tensor.stride(dimension) != expected:
+        if tensor.shape[dimension] > 1 and strides[dimension] != expected:
             return None
         expected *= tensor.shape[dimension]
     return order if tensor.storage_offset() == 0 else None
