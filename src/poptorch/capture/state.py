@@ -101,7 +101,10 @@ def _form_of(tensor: torch.Tensor) -> str:
 def check_not_empty(entries: list[StateEntry]) -> None:
     """Refuse parameters and buffers without elements, as the device cannot hold them."""
     for entry in entries:
-        check_has_elements(entry.tensor, f"the {entry.kind.value.lower()} {entry.name}")
+        what = f"the {entry.kind.value.lower()} {entry.name}"
+        if entry.name.endswith(("min_val", "max_val")):
+            what += " of an observer, which gets its size from a batch: call the model once on the host before wrapping"
+        check_has_elements(entry.tensor, what)
 
 
 def check_has_elements(tensor: torch.Tensor, what: str) -> None:
