@@ -99,7 +99,7 @@ def test_trains_as_in_eager(name):
 
 @pytest.mark.parametrize("name", BY_CHANNEL)
 def test_channels_need_a_batch_on_the_host_first(name):
-    with pytest.raises(poptorch.Error, match="Zero-sized tensors.* call the model once on the host"):
+    with pytest.raises(poptorch.Error, match=r"Zero-sized tensors.* call the model once on the host"):
         trainer(model_of(Q.default_fake_quant, BY_CHANNEL[name]))(*batches(1)[0])
     model = model_of(Q.default_fake_quant, BY_CHANNEL[name])
     model(*batches(1)[0])
