@@ -22,10 +22,9 @@ from torch.fx.experimental.proxy_tensor import (
 from poptorch.ambient import CaptureContext
 from poptorch.capture.casting import MixedTypes
 from poptorch.capture.device_names import DeviceNames
-from poptorch.capture.norms import capturable_norms, replicas_of
 from poptorch.capture.state import collect_state, stand_ins_for
 from poptorch.capture.structure import flatten
-from poptorch.capture.tracer import Recording, Request, StandIns, environment, module_scopes
+from poptorch.capture.tracer import Recording, Request, StandIns, capturable_layers, environment, module_scopes
 from poptorch.ops.recorded import is_recorded, node_of
 from poptorch.program.tracing import tracing
 
@@ -65,7 +64,7 @@ class BlockRecorder:
             rules, stand_ins = MixedTypes.of(request.options, promotes=True), StandIns(self._state, tensors)
             stack.enter_context(environment(request, rules, self._context, stand_ins, names))
             stack.enter_context(module_scopes(request))
-            stack.enter_context(capturable_norms(request.model, replicas_of(request.options)))
+            stack.enter_context(capturable_layers(request))
             self._stack = stack.pop_all()
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:

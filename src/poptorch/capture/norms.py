@@ -94,7 +94,10 @@ class Writes:
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: SourceLocation | None) -> None:
         """An operation was recorded."""
         context = ambient.current()
-        if not func._schema.is_mutable or traits_of(func).is_norm or (context is not None and context.in_norm):
+        if not func._schema.is_mutable or (context is not None and context.in_norm):
+            return
+        traits = traits_of(func)
+        if traits.is_norm or "moving_avg_obs" in traits.name:
             return
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:

@@ -88,7 +88,8 @@ def selected(func: Callable[..., Tensor], tensor: Tensor, mask: Tensor) -> Any:
         if tensor.is_floating_point() or tensor.is_complex():
             raise
         error = dynamic_shape_error(why.func, user_location())
-    return Selected(*torch.broadcast_tensors(tensor, mask), error)
+    values, chosen = torch.broadcast_tensors(tensor, mask)
+    return Selected(values, chosen, error)
 
 
 def refuse_selected(results: Any) -> None:

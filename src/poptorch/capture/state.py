@@ -104,6 +104,8 @@ def check_not_empty(model: nn.Module) -> None:
     for entry in collect_state(model):
         if entry.tensor.numel() == 0:
             what = f"the {entry.kind.value.lower()} {entry.name}"
+            if entry.name.endswith(("min_val", "max_val")):
+                what += " of an observer, which gets its size from a batch: call the model once on the host first"
             check_has_elements(entry.tensor, what, _owner_and_advice(model, entry))
 
 

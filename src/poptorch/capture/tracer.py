@@ -35,6 +35,7 @@ from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, fin
 from poptorch.capture.module_moves import module_moves
 from poptorch.capture.norms import adopt_statistics, capturable_norms, replicas_of
 from poptorch.capture.objects import contents_kept
+from poptorch.capture.observers import capturable_observers
 from poptorch.capture.overrides import Overrides
 from poptorch.capture.recorder import Recorder, located
 from poptorch.capture.refusals import check_gradient, check_layouts
@@ -292,8 +293,7 @@ class _Attempt:
         with environment(request, self._rules, self._context, stand_ins) as (recorder, rebound):
             # The backward pass may run parts of the model again (torch.utils.checkpoint), with the same stand-ins.
             with contents_kept(request.layout.constants()):
-                watched = habits_watched(request.model)
-                with module_scopes(request), capturable_norms(request.model, replicas_of(request.options)), watched:
+                with module_scopes(request), capturable_layers(request), habits_watched(request.model):
                     output = request.model(*args, **kwargs)
                 adopt_statistics(self._state, state)
                 refuse_selected(output)
@@ -435,6 +435,13 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
     """For the tracer, a tensor that it knows is the operation that made it, whatever its history."""
     return tensor if is_recorded(tensor) else _plain(tensor)
+
+
+@contextmanager
+def capturable_layers(request: Request) -> Iterator[None]:
+    """Layers of torch that ask for values in Python have forms in their place that choose between tensors."""
+    with capturable_norms(request.model, replicas_of(request.options)), capturable_observers(request.model):
+        yield
 
 
 @contextmanager
