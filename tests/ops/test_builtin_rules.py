@@ -260,6 +260,17 @@ def test_constants_may_be_computed(recwarn: pytest.WarningsRecorder) -> None:
     assert not [w for w in recwarn if "frozen" in str(w.message)]
 
 
+def test_constants_of_a_body(recwarn: pytest.WarningsRecorder) -> None:
+    def forward(x: torch.Tensor) -> Any:
+        def body(t: torch.Tensor) -> list[torch.Tensor]:
+            return [op("Reshape", op("Clip", t + 1, torch.tensor(0.0), version=11), torch.tensor([2, 3]), version=10)]
+
+        return poptorch.for_loop(2, body, [x])[0]
+
+    torch.testing.assert_close(infer(forward, X), ((X + 1).clamp(min=0) + 1).clamp(min=0))
+    assert not [w for w in recwarn if "frozen" in str(w.message)]
+
+
 # -- errors of single operators ----------------------------------------------------------------------------------------
 
 ERRORS: list[tuple[Callable[..., Any], str]] = [

@@ -12,7 +12,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.ops.builtin.attributes import Attribute, Float, Int, Ints
 from poptorch.ops.builtin.definitions import onnx
 from poptorch.ops.builtin.elementwise import divided, fmod, remainder
-from poptorch.ops.builtin.values import aligned, axes_of, axis_of, constant
+from poptorch.ops.builtin.values import aligned, axes_of, axis_of, values_of
 
 Unary = Callable[[torch.Tensor], torch.Tensor]
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -89,7 +89,7 @@ def _clip(x: torch.Tensor, *, min: float, max: float) -> torch.Tensor:
 @onnx("Clip", 11, types="F")
 def _clip_to_inputs(x: torch.Tensor, low: torch.Tensor | None = None, high: torch.Tensor | None = None) -> torch.Tensor:
     bounds = [
-        None if given is None or not given.numel() else float(constant(given, what))
+        None if given is None or not given.numel() else float(values_of(given, what)[0])
         for given, what in ((low, "min"), (high, "max"))
     ]
     return x.clone() if bounds == [None, None] else x.clamp(bounds[0], bounds[1])
@@ -337,7 +337,7 @@ _add_arg("ArgMin", torch.argmin)
 
 @onnx("CumSum", 11, types=("N", "I"), exclusive=Int(0), reverse=Int(0))
 def _cumulative_sum(x: torch.Tensor, axis: torch.Tensor, *, exclusive: int, reverse: int) -> torch.Tensor:
-    along = axis_of(int(constant(axis, "axis")), x.dim())
+    along = axis_of(int(values_of(axis, "axis")[0]), x.dim())
     values = x.flip(along) if reverse else x
     total = values.cumsum(along).to(x.dtype)
     if exclusive:

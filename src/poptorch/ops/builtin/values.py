@@ -41,22 +41,15 @@ def onnx_type(number: int) -> torch.dtype:
 
 
 def values_of(tensor: torch.Tensor, what: str) -> list[Any]:
-    """The values of an input that decides a shape: a constant of the model."""
-    return constant(tensor, what).flatten().tolist()
-
-
-def constant(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    """The value of a tensor that does not depend on inputs, weights or buffers."""
+    """The values of an input that decides a shape: a constant of the model, that depends on no input or weight."""
     recording, node = tracer(), node_of(tensor)
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         if node is not None:
-            value = _computed(node, what, {}, recording)
+            tensor = _computed(node, what, {}, recording)
         elif isinstance(tensor, FakeTensor):
             raise _unknown(what)
-        else:
-            value = tensor.detach().clone()
-    assert isinstance(value, torch.Tensor)
-    return value
+        values: list[Any] = tensor.flatten().tolist()
+    return values
 
 
 def _computed(node: fx.Node, what: str, known: dict[fx.Node, Any], recording: Any) -> Any:
