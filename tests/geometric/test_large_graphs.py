@@ -178,8 +178,8 @@ def test_graphs_with_types() -> None:
         row, col = native[kind].edge_index
         expected = data[kind].edge_index[:, native[kind].e_id]
         assert torch.equal(torch.stack([native[source].n_id[row], native[target].n_id[col]]), expected)
+    counts: Any = {("a", "to", "b"): [2, 2], ("b", "back", "a"): [2]}
     with pytest.raises(ValueError, match="hops must be the same across all"):
-        counts: Any = {("a", "to", "b"): [2, 2], ("b", "back", "a"): [2]}
         FixedSizeNeighborLoader(data, counts, ("a", None), fixed_size_options=FixedSizeOptions(50, 50))
 
 

@@ -80,7 +80,7 @@ def test_too_large_graphs() -> None:
     assert loaded(OverSizeStrategy.Skip) == [2, 2, 2, 2]
     assert loaded(OverSizeStrategy.TrimNodesAndEdges) == [3] * 4
     tiny = FixedSizeOptions(6, 10, 4)
-    with pytest.raises(RuntimeError, match="too small to fit in the single sample.*allow_skip_data"):
+    with pytest.raises(RuntimeError, match=r"too small to fit in the single sample.*allow_skip_data"):
         loaded(OverSizeStrategy.Error, Pack, tiny)
     assert sum(loaded(OverSizeStrategy.Skip, Pack, tiny)) == 3
     assert sum(loaded(OverSizeStrategy.TrimNodesAndEdges, Pack, tiny)) == 12
@@ -167,8 +167,9 @@ def test_workers_and_processes_and_pickles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "edges", "graphs", "count"), [(0, None, 11, 10), (1, 1, 101, 1), (1, 1, 100, 2), (0, 1, 101, 2), (1, 0, 101, 2)]
-)  # fmt: skip
+    ("nodes", "edges", "graphs", "count"),
+    [(0, None, 11, 10), (1, 1, 101, 1), (1, 1, 100, 2), (0, 1, 101, 2), (1, 0, 101, 2)],
+)
 def test_batches_of_packed_graphs(nodes: int, edges: int | None, graphs: int, count: int) -> None:
     data = dataset(100)
     all_nodes, all_edges = sum(g.num_nodes for g in data), sum(g.num_edges for g in data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,12 @@ def test_nearest_neighbours(k: int) -> None:
     assert torch.equal(again.long(), pairs)
 
 
+def test_functions_that_are_named_like_their_modules() -> None:
+    for name in ("knn", "knn_graph", "knn_interpolate", "radius"):
+        module = importlib.import_module(f"poptorch_geometric.ops.{name}")
+        assert getattr(ops, name) is getattr(module, name)
+
+
 def test_neighbours_in_one_dimension_do_not_cross_batches() -> None:
     same = torch.ones(4)
     pairs = ops.knn(same, same, 2, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1]))
@@ -232,12 +239,12 @@ def test_instance_norm_keeps_its_statistics() -> None:
     stepper.run(3, (X, batch))
     for name in ("running_mean", "running_var"):
         torch.testing.assert_close(getattr(stepper.ipu_model.norm, name), getattr(stepper.cpu_model.norm, name))
-    with pytest.raises(ValueError, match="Dynamic shapes disabled. Argument 'batch_size' needs to be set"):
+    with pytest.raises(ValueError, match=r"Dynamic shapes disabled. Argument 'batch_size' needs to be set"):
         on_ipu(lambda x, b: norm(x, b), X, batch)
 
 
 def test_sizes_that_must_be_given() -> None:
-    with pytest.raises(ValueError, match="Dynamic shapes disabled. Argument 'dim_size' needs to be set"):
+    with pytest.raises(ValueError, match=r"Dynamic shapes disabled. Argument 'dim_size' needs to be set"):
         on_ipu(lambda x, b: pyg.SumAggregation()(x, b), X, BATCH_X)
     torch.testing.assert_close(
         on_ipu(lambda x, b: pyg.SumAggregation()(x, b, dim_size=4), X, BATCH_X), pyg.SumAggregation()(X, BATCH_X)
