@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_every_package_is_installed_with_its_marker() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     packages = sorted(path.parent.name for path in (ROOT / "src").glob("*/__init__.py"))
-    assert packages == ["popart", "popdist", "poptorch", "poptorch_files"]
+    assert packages == ["popart", "popdist", "poptorch", "poptorch_files", "poptorch_geometric"]
     for package in packages:
         assert any(fnmatch.fnmatch(package, pattern) for pattern in settings["packages"]["find"]["include"])
         assert "py.typed" in settings["package-data"][package]

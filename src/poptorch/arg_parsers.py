@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -66,6 +66,8 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
 
 def parser_for(value_type: type) -> ICustomArgParser | None:
     """The parser for ``value_type``: that of the very type, else that of the first base class registered."""
+    if _pending:
+        registerGeometricCustomArgParsers()
     exact = _parsers.get(value_type)
     if exact is not None:
         return exact
@@ -73,9 +75,18 @@ def parser_for(value_type: type) -> ICustomArgParser | None:
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Load the classes of ``poptorch_geometric``, which registers their parsers, when it is installed."""
+    """Load ``poptorch_geometric``, which registers the parsers of graphs, if the program uses PyG.
+
+    A program that does not is not kept waiting for it.
+    """
     name = "poptorch_geometric"
-    if name in sys.modules or importlib.util.find_spec(name) is None:
-        return  # absent, or on its way: it imports this package first and registers its parsers afterwards
-    with contextlib.suppress(ImportError):
-        importlib.import_module(f"{name}.types")
+    if _pending and _LIBRARY in sys.modules:
+        _pending.clear()
+        if name not in sys.modules:  # else it is on its way: it imports this package first
+            with contextlib.suppress(ImportError):
+                importlib.import_module(f"{name}.types")
+
+
+_LIBRARY = "torch_geometric"
+_pending = [_LIBRARY]
+"""Libraries whose parsers are registered as soon as they are there."""

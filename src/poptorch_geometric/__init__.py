@@ -4,7 +4,7 @@ Importing the package lets wrapped models take and return graphs, and gives PyG,
 of its functions whose shapes do not depend on values.
 """
 
-from poptorch import __version__
+from poptorch._version import __version__
 from poptorch_geometric.collate import make_exclude_keys
 from poptorch_geometric.common import call_once
 from poptorch_geometric.dataloader import FixedSizeDataLoader

@@ -57,7 +57,7 @@ def make_fixed_batch_generator(
     if source is None:
         raise ValueError("The data source is neither given nor an attribute of the batch sampler.")
     given = {"num_graphs": num_graphs, "num_nodes": num_nodes, "num_edges": num_edges}
-    sizes = {}
+    sizes: dict[str, int] = {}
     for name, value in given.items():
         of_sampler = getattr(batch_sampler, name, None)
         if value is None and of_sampler is None:
@@ -67,7 +67,7 @@ def make_fixed_batch_generator(
                 f"The parameter `{name}` (= {value}) should be greater than that of the batch sampler, {of_sampler}: "
                 "padding needs room."
             )
-        sizes[name] = of_sampler + 1 if value is None else value
+        sizes[name] = int(of_sampler or 0) + 1 if value is None else value
     collater = FixedSizeCollater(FixedSizeOptions(sizes["num_nodes"], sizes["num_edges"], sizes["num_graphs"]))
     for indices in batch_sampler:
         yield collater([source[index] for index in indices])

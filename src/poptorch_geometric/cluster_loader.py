@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import poptorch
+from poptorch.data.loader import DataLoader as CallLoader
+from poptorch.options import Options
 from poptorch_geometric import pyg_cluster_loader
 from poptorch_geometric.collate import CombinedBatchingCollater
 from poptorch_geometric.fixed_size_options import FixedSizeOptions
@@ -13,7 +14,7 @@ from poptorch_geometric.strategies import OverSizeStrategy
 __all__ = ["FixedSizeClusterLoader"]
 
 
-class FixedSizeClusterLoader(pyg_cluster_loader.FixedSizeClusterLoader, poptorch.DataLoader):
+class FixedSizeClusterLoader(pyg_cluster_loader.FixedSizeClusterLoader, CallLoader):
     """``batch_size`` clusters are a micro-batch; each batch has as many as one call of a model consumes."""
 
     def __init__(
@@ -23,10 +24,10 @@ class FixedSizeClusterLoader(pyg_cluster_loader.FixedSizeClusterLoader, poptorch
         batch_size: int = 1,
         over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
         add_pad_masks: bool = True,
-        options: poptorch.Options | None = None,
+        options: Options | None = None,
         **kwargs: Any,
     ) -> None:
-        options = poptorch.Options() if options is None else options
+        options = Options() if options is None else options
         if options._strict_compatibility:
             assert "shuffle" not in kwargs, (
                 "FixedSizeClusterLoader does not support the following arguments: ['shuffle'] with "

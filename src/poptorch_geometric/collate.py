@@ -59,10 +59,10 @@ class FixedSizeCollater(Collater):
     ) -> None:
         """Sizes instead of options, as keywords (``num_nodes`` and so on), are the form of release 3.2."""
         if isinstance(fixed_size_options, FixedSizeOptions):
-            names = ("add_masks_to_batch", "trim_nodes", "trim_edges", "follow_batch", "exclude_keys")
+            names: tuple[str, ...] = ("add_masks_to_batch", "trim_nodes", "trim_edges", "follow_batch", "exclude_keys")
             given = dict(zip(names, args, strict=False))
             if len(args) > len(names) or sizes:
-                raise TypeError(f"Unexpected arguments beside FixedSizeOptions: {list(sizes) or args[len(names):]}")
+                raise TypeError(f"Unexpected arguments beside FixedSizeOptions: {list(sizes) or args[len(names) :]}")
             self._one_padding_graph = False
             self.opts = fixed_size_options
         else:
@@ -271,8 +271,8 @@ def _refuse_size(key: Any, what: str, samples: int, number: int, limit: int) -> 
     name = f"{_named(key)}{what}"
     raise RuntimeError(
         f"The fixed sizes given don't allocate enough space for the number of {name} required to fit {samples} samples "
-        f"into a batch: there are {number}. The current maximum number of {name} is {limit}. Give num_{what} more room, "
-        f"or set trim_{what}."
+        f"into a batch: there are {number}. The current maximum number of {name} is {limit}. Give num_{what} more "
+        f"room, or set trim_{what}."
     )
 
 

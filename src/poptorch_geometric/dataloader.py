@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import poptorch
+from poptorch.data.loader import DataLoader as CallLoader
 from poptorch.data.plan import batch_factor
+from poptorch.options import Options
 from poptorch_geometric import pyg_dataloader
 from poptorch_geometric.collate import CombinedBatchingCollater
 from poptorch_geometric.filling import FillingCollater
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 
-class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
+class DataLoader(pyg_dataloader.DataLoader, CallLoader):
     """PyG's loader: several mini-batches of ``batch_size`` graphs for each call. Nothing is padded."""
 
     def __init__(
@@ -33,7 +34,7 @@ class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
         shuffle: bool = False,
         follow_batch: list[str] | None = None,
         exclude_keys: list[str] | None = None,
-        options: poptorch.Options | None = None,
+        options: Options | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -42,7 +43,7 @@ class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
             shuffle,
             follow_batch,
             exclude_keys,
-            options=poptorch.Options() if options is None else options,
+            options=Options() if options is None else options,
             **kwargs,
         )
 
@@ -50,13 +51,13 @@ class DataLoader(pyg_dataloader.DataLoader, poptorch.DataLoader):
         return CombinedBatchingCollater(super()._create_collater(**collater_args), self._num_graphs)
 
 
-class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoader):
+class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, CallLoader):
     """Micro-batches of fixed size, as many in each batch as one call of a model with the same options consumes.
 
     >>> import torch
     >>> from torch_geometric.data import Data
     >>> graphs = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]])) for _ in range(8)]
-    >>> options = poptorch.Options().deviceIterations(2)
+    >>> options = Options().deviceIterations(2)
     >>> [batch.x.shape[0] for batch in FixedSizeDataLoader(graphs, batch_size=3, options=options)]
     [10, 10]
     """
@@ -72,7 +73,7 @@ class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoade
         add_pad_masks: bool = True,
         follow_batch: list[str] | None = None,
         exclude_keys: list[str] | None = None,
-        options: poptorch.Options | None = None,
+        options: Options | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -85,7 +86,7 @@ class FixedSizeDataLoader(pyg_dataloader.FixedSizeDataLoader, poptorch.DataLoade
             add_pad_masks,
             follow_batch,
             exclude_keys,
-            options=poptorch.Options() if options is None else options,
+            options=Options() if options is None else options,
             **kwargs,
         )
 

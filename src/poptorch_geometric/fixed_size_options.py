@@ -15,7 +15,7 @@ def validate_num_graphs(num_graphs: int) -> None:
     """Refuse batches with no room for a padding graph beside a real one."""
     if num_graphs < 2:
         raise ValueError(
-            f"The number of graphs in the batch must be at least 2, one of which is for padding, but it is {num_graphs}."
+            f"The number of graphs in the batch must be at least 2, one of them for padding, but it is {num_graphs}."
         )
 
 
@@ -79,7 +79,7 @@ class FixedSizeOptions:
     def from_dataset(
         cls, dataset: Any, batch_size: int, sample_limit: int | None = None, progress_bar: bool | None = None
     ) -> FixedSizeOptions:
-        """Room for any ``batch_size - 1`` graphs of the data set, or of its first ``sample_limit``, and a padding one."""
+        """Room for any ``batch_size - 1`` graphs of the data set, or of its first ``sample_limit``, and for padding."""
         validate_num_graphs(batch_size)
         limit = len(dataset) if sample_limit is None else min(sample_limit, len(dataset))
         graphs: Iterable[Any] = (dataset[index] for index in range(limit))

@@ -24,7 +24,7 @@ class Level(enum.Enum):
 
 
 class Kind:
-    """A kind of store that graphs have: all there is of a homogeneous graph; or a type, or the rest, of a hetero one."""
+    """A kind of store that graphs have: all of a graph without types; else one type, or what is of no type."""
 
     def __init__(self, key: Any, stores: Sequence[Any]) -> None:
         """``stores`` are those of the real graphs, one for each."""

@@ -12,7 +12,8 @@ from torch_geometric.data import HeteroData
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler.base import SubgraphType
 
-import poptorch
+from poptorch.data.loader import DataLoader as CallLoader
+from poptorch.options import Options
 from poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
 from poptorch_geometric.fixed_size_options import FixedSizeOptions
 from poptorch_geometric.neighbor_sampling import TorchNeighborSampler, has_library
@@ -57,7 +58,12 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
         )
         if neighbor_sampler is None and not has_library():
             neighbor_sampler = TorchNeighborSampler(
-                data, num_neighbors, replace, SubgraphType(subgraph_type) if directed else "induced", disjoint, time_attr
+                data,
+                num_neighbors,
+                replace,
+                SubgraphType(subgraph_type) if directed else SubgraphType.induced,
+                disjoint,
+                time_attr,
             )
         former = {} if directed else {"directed": False}
         self.neighbour_loader = NeighborLoader(
@@ -155,7 +161,7 @@ class _SampledCollater:
         return graph._store if self._input_type is None else graph[self._input_type]
 
 
-class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
+class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, CallLoader):
     """For wrapped models: each batch has as many padded samples as one call of a model consumes."""
 
     def __init__(
@@ -181,7 +187,7 @@ class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
         add_pad_masks: bool = True,
         follow_batch: list[str] | None = None,
         exclude_keys: list[str] | None = None,
-        options: poptorch.Options | None = None,
+        options: Options | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -205,7 +211,7 @@ class FixedSizeNeighborLoader(PyGFixedSizeNeighborLoader, poptorch.DataLoader):
             add_pad_masks=add_pad_masks,
             follow_batch=follow_batch,
             exclude_keys=exclude_keys,
-            options=poptorch.Options() if options is None else options,
+            options=Options() if options is None else options,
             **kwargs,
         )
 

@@ -19,7 +19,7 @@ def has_library() -> bool:
     return bool(torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE)
 
 
-class TorchNeighborSampler(BaseSampler):  # type: ignore[misc]
+class TorchNeighborSampler(BaseSampler):
     """Seeds first, in order; then, hop by hop, up to so many incoming neighbours of the nodes found last.
 
     Each node is there once, in the order of its discovery. ``edge`` numbers the edges of the whole graph.

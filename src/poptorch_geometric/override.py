@@ -11,9 +11,9 @@ import torch_geometric.experimental
 from torch_geometric import nn as pyg
 from torch_geometric.nn.aggr.base import Aggregation
 
-import poptorch
 from poptorch._impl import isDispatchTracing
 from poptorch._poplar_executor import _OverwriteContextManager
+from poptorch.ops.point_cloud import nearest
 from poptorch_geometric import ops, without_library
 from poptorch_geometric.common import call_once
 
@@ -58,11 +58,11 @@ class _TorchGeometricOpsSubstitutionManager:
                 function = getattr(holder, name, None)
                 if isinstance(function, types.FunctionType) and not function.__closure__:
                     self._redirect(function, name)
-        for module, names in _FORMER_PLACES.items():
-            holder = _imported(module)
-            for name in names:
-                if callable(getattr(holder, name, None)):
-                    self._put(holder, name, poptorch.nearest if name == "nearest" else getattr(ops, name))
+        for module, places in _FORMER_PLACES.items():
+            former = _imported(module)
+            for name in places:
+                if callable(getattr(former, name, None)):
+                    self._put(former, name, nearest if name == "nearest" else getattr(ops, name))
 
     def _redirect(self, function: types.FunctionType, name: str) -> None:
         before = function.__code__, function.__defaults__, function.__kwdefaults__
@@ -85,7 +85,7 @@ class _TorchGeometricOpsSubstitutionManager:
 
 
 _SEARCHES = ("knn", "knn_graph", "radius", "radius_graph")
-_FORMER_PLACES = {
+_FORMER_PLACES: dict[str, tuple[str, ...]] = {
     "torch_geometric.nn.conv.edge_conv": ("knn",),
     "torch_geometric.nn.conv.gravnet_conv": ("knn",),
     "torch_geometric.nn.conv.x_conv": ("knn_graph",),

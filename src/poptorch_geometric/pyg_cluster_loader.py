@@ -49,7 +49,9 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         refused = [name for name in _REFUSED if name in kwargs]
-        assert not refused, f"{type(self).__name__} does not support the following arguments: {refused}. Leave them out."
+        assert not refused, (
+            f"{type(self).__name__} does not support the following arguments: {refused}. Leave them out."
+        )
         if not isinstance(fixed_size_options, FixedSizeOptions):
             fixed_size_options, over_size_strategy, add_pad_masks = _former(fixed_size_options, kwargs)
         assert fixed_size_options.num_graphs == 2, (
@@ -66,7 +68,10 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             trim_edges=over_size_strategy.trims_edges,
         )
         super().__init__(
-            dataset=range(len(cluster_data)), batch_size=batch_size, collate_fn=self._wrapped(collater), **kwargs
+            dataset=range(len(cluster_data)),  # type: ignore[arg-type]
+            batch_size=batch_size,
+            collate_fn=self._wrapped(collater),
+            **kwargs,
         )
 
     def _create_collater(self, **collater_args: Any) -> Any:

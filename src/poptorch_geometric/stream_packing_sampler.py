@@ -32,9 +32,10 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
         allow_skip_data: bool = False,
     ) -> None:
         self.data_source = data_source
-        self.base_sampler: Any = SequentialSampler(data_source) if base_sampler is None else base_sampler
+        base: Any = SequentialSampler(data_source) if base_sampler is None else base_sampler
+        self.base_sampler = base
         try:
-            is_empty = len(self.base_sampler) == 0
+            is_empty = len(base) == 0
         except TypeError:
             is_empty = False
         if is_empty:
@@ -89,9 +90,11 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
 
     def __len__(self) -> int:
         if self._length is None:
-            if isinstance(self.base_sampler, RandomSampler):
+            base: Any = self.base_sampler
+            if isinstance(base, (RandomSampler, Iterator)):  # another order, or none left, the next time
                 raise LengthUnknown(
-                    "The number of batches cannot be determined: it depends on the random order of the base sampler."
+                    "The number of batches cannot be determined: it depends on the order of the base sampler, a "
+                    f"{type(base).__name__}."
                 )
             self._length = sum(1 for _ in self)
         return self._length

@@ -11,6 +11,9 @@ import torch
 from poptorch_geometric.levels import Kind, Level, dim
 from poptorch_geometric.types import plain
 
+Masks = Mapping[Any, list[torch.Tensor]]
+"""What stays of each graph, by type."""
+
 
 def chosen(sizes: Sequence[int], limit: int, kept: Sequence[int] | None = None) -> list[torch.Tensor]:
     """For each graph a mask of what stays: ``limit`` in all, at random, and at least one of each graph that has any.
@@ -36,7 +39,9 @@ def chosen(sizes: Sequence[int], limit: int, kept: Sequence[int] | None = None) 
     return list(together.split(list(sizes)))
 
 
-def without_nodes(graphs: Sequence[Any], kinds: Mapping[Any, Kind], masks: Mapping[Any, list[torch.Tensor]]) -> list:
+def without_nodes(
+    graphs: Sequence[Any], kinds: Mapping[Any, Kind], masks: Mapping[Any, list[torch.Tensor]]
+) -> list[Any]:
     """The graphs with these nodes only, by type, and with the edges between them."""
     result = []
     for index, graph in enumerate(graphs):
@@ -63,7 +68,9 @@ def without_nodes(graphs: Sequence[Any], kinds: Mapping[Any, Kind], masks: Mappi
     return result
 
 
-def without_edges(graphs: Sequence[Any], kinds: Mapping[Any, Kind], masks: Mapping[Any, list[torch.Tensor]]) -> list:
+def without_edges(
+    graphs: Sequence[Any], kinds: Mapping[Any, Kind], masks: Mapping[Any, list[torch.Tensor]]
+) -> list[Any]:
     """The graphs with these edges only, by type."""
     result = []
     for index, graph in enumerate(graphs):

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
-import poptorch
+from poptorch.arg_parsers import ICustomArgParser, registerCustomArgParser
 from poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
 
 
@@ -28,10 +28,12 @@ def check_dense(graph: Any) -> None:
 
 def plain(value: Any) -> Any:
     """A subclass of PyG (``EdgeIndex``, ``Index``) as the tensor that it is; any other value as it is."""
-    return value.as_tensor() if hasattr(value, "as_tensor") and isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return getattr(value, "as_tensor", lambda: value)()
 
 
-class PyGArgsParser(poptorch.ICustomArgParser):
+class PyGArgsParser(ICustomArgParser):
     """Takes graphs and batches of graphs apart.
 
     >>> graph = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
@@ -68,7 +70,7 @@ def _stores(graph: Any) -> list[tuple[Any, list[str]]]:
     if isinstance(graph, Data):
         return [(graph._store, sorted(graph._store.keys()))]
     raise ValueError(
-        f"Unsupported data type: {type(graph).__name__}. Pass torch_geometric.data.Data, HeteroData, or batches of them."
+        f"Unsupported data type: {type(graph).__name__}. Pass torch_geometric.data.Data, HeteroData or their batches."
     )
 
 
@@ -77,7 +79,7 @@ def registerCustomArgParsers() -> None:
     """Let models take and return graphs."""
     parser = PyGArgsParser()
     for kind in (BaseData, DataBatch, HeteroDataBatch):
-        poptorch.registerCustomArgParser(kind, parser)
+        registerCustomArgParser(kind, parser)
 
 
 registerCustomArgParsers()

@@ -12,19 +12,19 @@ from torch_geometric.utils import degree, scatter
 from poptorch_geometric.types import plain
 
 
-class Aggregation(_Aggregation):  # type: ignore[misc]
+class Aggregation(_Aggregation):
     """Does not look whether an index is sorted: that is a question about values."""
 
     def assert_sorted_index(self, index: Any) -> None:
         """Nothing."""
 
 
-class ClusterGCNConv(pyg.ClusterGCNConv):  # type: ignore[misc]
+class ClusterGCNConv(pyg.ClusterGCNConv):
     """Self-loops are weighted by a mask instead of being taken out."""
 
     def forward(self, x: torch.Tensor, edge_index: Any) -> torch.Tensor:
         """The layer."""
-        nodes = x.size(self.node_dim)
+        nodes: int = x.shape[self.node_dim]
         row, col = plain(edge_index)
         is_loop = row == col
         counts = torch.where(is_loop, 0.0, 1.0).to(x.dtype) if self.add_self_loops else x.new_ones(row.shape)
@@ -42,7 +42,7 @@ class ClusterGCNConv(pyg.ClusterGCNConv):  # type: ignore[misc]
 
 
 def weighted_self_loops(
-    edge_index: Any, edge_attr: torch.Tensor | None = None, fill_value: Any = 1.0, num_nodes: int | None = None
+    edge_index: Any, edge_attr: torch.Tensor | None = None, fill_value: Any = 1.0, num_nodes: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A loop at each node, as ``add_remaining_self_loops`` adds them, where edges have weights.
 
@@ -62,7 +62,7 @@ def weighted_self_loops(
     return index, torch.cat([torch.where(is_loop, 0.0, edge_attr), loops])
 
 
-class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
+class HeteroLinear(pyg.HeteroLinear):
     """Computes all types for all rows, and selects."""
 
     def forward(self, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
         return out
 
 
-class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
+class InstanceNorm(pyg.InstanceNorm):
     """Updates its running statistics in place."""
 
     def forward(
@@ -119,7 +119,7 @@ def torch_geometric_is_static() -> bool:
     return bool(is_experimental_mode_enabled("disable_dynamic_shapes"))
 
 
-class MFConv(pyg.MFConv):  # type: ignore[misc]
+class MFConv(pyg.MFConv):
     """Computes the layers of all degrees for all nodes, and selects."""
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> torch.Tensor:
