@@ -19,6 +19,8 @@ from poptorch.executable.file import File
 
 PROGRAM = Path(__file__).with_name("hardship_program.py")
 
+pytestmark = pytest.mark.slow
+
 
 def run(folder: Path, what: str, **variables: str) -> tuple[str, str]:
     """What the program printed, and its log; ``folder`` is where it writes."""
