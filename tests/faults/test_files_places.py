@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from popdist.vipu import registry
+from poptorch.data.ring import anonymous_file
 from poptorch.devices import partition
 from poptorch_files import create_complete, made_by_another, state_folder
 
@@ -54,3 +55,15 @@ def test_what_another_program_makes_takes_its_place_when_it_is_done(tmp_path):
         unfinished.write_text(f"{1 / 0}")
     assert path.read_text() == "half"
     assert os.listdir(tmp_path) == ["library"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no blocks of files")
+def test_files_on_a_disk_have_all_of_their_blocks():
+    """A disk that is full later would end the process with SIGBUS where it touches the file."""
+    descriptor = anonymous_file(1 << 20, on_disk=True)
+    try:
+        status = os.fstat(descriptor)
+        assert status.st_size == 1 << 20
+        assert status.st_blocks * 512 >= 1 << 20
+    finally:
+        os.close(descriptor)

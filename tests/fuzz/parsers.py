@@ -109,6 +109,27 @@ def read_section(data: bytes, folder: Path) -> None:
     poptorch.inferenceModel(Sum()).loadExecutable(str(path))
 
 
+def read_untrusted(data: bytes, folder: Path) -> None:
+    """Changes of the section that the first byte chooses; the others belong to a sound file."""
+    sound = folder / "sound.poptorch"
+    file = File(sound) if sound.exists() else File(written(sound_executable(folder), folder, "sound.poptorch"))
+    sections = {name: file.bytes(name) for name in file.names() if name != "model"}
+    name = sorted(sections)[data[0] % len(sections)] if data else "metadata"
+    container.write(folder / "fuzzed", {**sections, name: data[1:]})
+    poptorch.load(str(folder / "fuzzed"), trusted=False, model=Sum())
+
+
+def read_cache(data: bytes, folder: Path) -> None:
+    """Whatever is in a cache, the program runs, and its results are right."""
+    directory = folder / "cache"
+    known = list(directory.glob("*.poptorch"))
+    for path in known:
+        path.write_bytes(data)
+    result = poptorch.inferenceModel(Sum(), poptorch.Options().enableExecutableCaching(str(directory)))(torch.ones(3))
+    assert result == 3
+    assert known or not data or list(directory.glob("*.poptorch"))
+
+
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +328,8 @@ PARSERS = (
     Parser(
         "sections", read_section, (b"\0{}", b"\1{}", b"\2" + bytes(8), b'\4{"state": [1]}'), names="fuzzed", tries=600
     ),
+    Parser("untrusted", read_untrusted, (b"\0{}", b"\1{}", b"\2{}", b"\3[]"), names="fuzzed", tries=400),
+    Parser("cache", read_cache, (b"", b"poptorch executable\n" + bytes(44)), (), tries=400),
     Parser("report", read_report, (), names="fuzzed", tries=1500),
     Parser(
         "report parts",

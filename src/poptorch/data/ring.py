@@ -47,8 +47,25 @@ def anonymous_file(size: int, *, on_disk: bool = False) -> int:
             descriptor = os.dup(file.fileno())
     else:
         descriptor = os.memfd_create("poptorch", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, size)
+    try:
+        _reserve(descriptor, size, on_disk)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _reserve(descriptor: int, size: int, on_disk: bool) -> None:
+    """Give a file its size, on a disk with all of its blocks: if it filled up later, touching the rest would kill."""
+    if on_disk and size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        else:
+            return
+    os.ftruncate(descriptor, size)
 
 
 def _physical_memory() -> int:
