@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from poptorch.executable.host_program import (
     GIVEN,
     Apply,
@@ -64,7 +66,8 @@ class _Check:
         for number in program.results:
             if number is not None:
                 self._require(number in self._made, f"the result %{number} is never made")
-                self._require(number not in self._freed, f"the result %{number} is lost: {self._end(number)}")
+                if number in self._freed:
+                    self._fail(f"the result %{number} is lost: {self._end(number)}")
 
     def _enter(self, argument: Argument) -> None:
         for number in argument.values:
@@ -73,14 +76,18 @@ class _Check:
                 self._owned.add(number)
 
     def _make(self, number: int) -> None:
-        self._require(0 <= number < len(self._program.names), f"%{number} has no name")
-        self._require(number not in self._made, f"%{number} is made twice")
+        if number >= len(self._program.names):
+            self._fail(f"%{number} has no name")
+        if number in self._made:
+            self._fail(f"%{number} is made twice")
         self._made.add(number)
 
     def _check(self, step: Step) -> None:
         for number in read_by(step):
-            self._require(number in self._made, f"%{number} is read before it is made")
-            self._require(number not in self._freed, f"%{number} is read after {self._end(number)}")
+            if number not in self._made:
+                self._fail(f"%{number} is read before it is made")
+            if number in self._freed:
+                self._fail(f"%{number} is read after {self._end(number)}")
         if isinstance(step, (KernelCall, Prepared)):
             self._require(step.kernel in self._program.kernels, f"there is no kernel {step.kernel!r}")
         if isinstance(step, Prepared):
@@ -100,8 +107,10 @@ class _Check:
         elif isinstance(step, (KernelCall, Operation)):
             self._owned.update(made_by(step))
         for number in freed_by(step):
-            self._require(number in self._made, f"%{number} is freed before it is made")
-            self._require(number not in self._freed, f"%{number} is freed again, after {self._end(number)}")
+            if number not in self._made:
+                self._fail(f"%{number} is freed before it is made")
+            if number in self._freed:
+                self._fail(f"%{number} is freed again, after {self._end(number)}")
             self._require(number not in self._constants, f"the constant %{number} is freed")
             self._freed[number] = step
 
@@ -127,14 +136,14 @@ class _Check:
             self._require(number in self._owned, f"%{number} is reused although its memory belongs to others")
 
     def _end(self, number: int) -> str:
-        if number not in self._freed:
-            return ""
         step = self._freed[number]
         how = "it was handed over" if isinstance(step, HandOver) else "it was freed"
         return f"{how} by {step_text(self._program, step)!r}"
 
     def _require(self, holds: bool, fault: str) -> None:
-        if holds:
-            return
+        if not holds:
+            self._fail(fault)
+
+    def _fail(self, fault: str) -> NoReturn:
         where = "" if self._step is None else f" at {step_text(self._program, self._step)!r}"
         raise BrokenHostProgram(f"Internal error: the host program {self._program.name} is broken{where}: {fault}")

@@ -76,8 +76,7 @@ class _Compilation:
         for part in outline.parts:
             inputs, outputs = (tuple(number[n] for n in numbers) for numbers in (part.inputs, part.outputs))
             kernel = self._named(part.kernel, call.kernel)
-            # Whether an input is free after this call, and not only after the last part, was decided part by part.
-            yield KernelCall(kernel, inputs, outputs, reuses=call.reuses if len(outline.parts) == 1 else ())
+            yield KernelCall(kernel, inputs, outputs, reuses=tuple(number[n] for n in part.reuses))
             done = {list(handed)[bucket] for bucket in part.buckets}
             yield from map(self._renamed, _of_buckets(behind, done))
         if not handed:
@@ -97,7 +96,7 @@ class _Compilation:
                 graph_module, fakes, target, is_backward=recipe.is_backward, is_inference=recipe.is_inference,
                 fixed=recipe.fixed, owned=owned, common=recipe.common,
             )  # fmt: skip
-            return in_one_piece(graph_module, compiled)
+            return in_one_piece(graph_module, compiled, owned)
         with self._draft.mode:
             return outlined(
                 graph_module, fakes, target, is_backward=recipe.is_backward, fixed=recipe.fixed, owned=owned,

@@ -36,7 +36,10 @@ class Part:
     kernel: Compiled
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    buckets: tuple[int, ...]
+    reuses: tuple[int, ...] = ()
+    """Inputs whose memory is read here for the last time, and belongs to the graph."""
+
+    buckets: tuple[int, ...] = ()
     """The buckets that are final after it."""
 
 
@@ -69,17 +72,17 @@ def outlined(
     repeat = find_repeat(graph_module.graph)
     if repeat is None and not buckets:
         compiled = compile_graph(graph_module, fakes, target, is_backward=is_backward, fixed=fixed, owned=owned)
-        return in_one_piece(graph_module, compiled)
+        return in_one_piece(graph_module, compiled, owned)
     segments = _Segments.of(graph_module.graph, repeat, buckets)
     return _Outline(graph_module, segments, target, is_backward, owned).compile(buckets)
 
 
-def in_one_piece(graph_module: fx.GraphModule, compiled: Compiled) -> Outline:
+def in_one_piece(graph_module: fx.GraphModule, compiled: Compiled, owned: Collection[int]) -> Outline:
     """A graph that one kernel computes."""
     outputs: Sequence[Any] = graph_module.graph.output_node().args[0]  # type: ignore[assignment]
     count = len(graph_module.graph.find_nodes(op="placeholder"))
     made = tuple(range(count, count + len(outputs)))
-    part = Part(compiled, tuple(range(count)), made, ())
+    part = Part(compiled, tuple(range(count)), made, tuple(owned))
     return Outline([part], list(range(count)), list(made), {}, compiled.strides)
 
 
@@ -281,13 +284,17 @@ class _Outline:
             inside = set(segment)
             inputs = list(dict.fromkeys(o for n in segment for o in n.all_input_nodes if o not in inside))
             outputs = [segment[i] for i in kept]
+            dying: list[int] = []
             if any(self._is_block):
                 kernel = shared if is_block and shared is not None else self._kernel(segment, inputs, outputs)
             else:
-                kernel, outputs = self._piece(segment, inputs, outputs)
+                dying = self._dying(segment, inputs)
+                kernel, outputs = self._piece(segment, inputs, outputs, dying)
             if is_block:
                 shared = kernel
-            yield Part(kernel, tuple(number[i] for i in inputs), tuple(number[o] for o in outputs), tuple(hands))
+            reuses = tuple(number[inputs[at]] for at in dying)
+            read, made = (tuple(number[n] for n in nodes) for nodes in (inputs, outputs))
+            yield Part(kernel, read, made, reuses, tuple(hands))
 
     def _kernel(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Compiled:
         fakes = [node.meta["val"] for node in inputs]
@@ -295,7 +302,11 @@ class _Outline:
         return compile_graph(module, fakes, self._target, is_backward=self._is_backward)
 
     def _piece(
-        self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+        self,
+        segment: Sequence[fx.Node],
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        dying: Sequence[int],
     ) -> tuple[Compiled, list[fx.Node]]:
         """A kernel that runs once: how values that go to the next one lie in memory is left to the compiler."""
         returned = set(self._result.all_input_nodes)
@@ -309,7 +320,7 @@ class _Outline:
             self._target,
             is_backward=self._is_backward,
             fixed=sum(o in returned for o in outputs),
-            owned=self._dying(segment, inputs),
+            owned=dying,
         )
         for node, strides in zip(outputs, compiled.strides, strict=True):
             if node not in returned and strides is not None:

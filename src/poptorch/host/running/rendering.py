@@ -83,6 +83,9 @@ class _Renderer:
         self._steps: list[int | None] = []
         self._at: int | None = None
         self._spread = self._spread_groups()
+        self._prepares = any(isinstance(step, Prepared) for step in program.steps)
+        self._used = {n for step in program.steps if not isinstance(step, Prepared) for n in read_by(step)}
+        self._used.update(n for n in program.results if n is not None)
 
     # -- groups of values that are passed on as they come --------------------------------------------------------
 
@@ -160,16 +163,12 @@ class _Renderer:
         values = argument.values
         if not values or values[0] in self._spread:
             return
-        used = [n for n in values if self._is_used(n)]
-        if argument.name in _WEIGHT_GROUPS and any(isinstance(s, Prepared) for s in self._program.steps):
-            for number in used:  # most of them were prepared
-                self._line(f"{self._names[number]} = {argument.name}[{values.index(number)}]")
+        if argument.name in _WEIGHT_GROUPS and self._prepares:
+            for index, number in enumerate(values):  # most of them were prepared
+                if number in self._used:
+                    self._line(f"{self._names[number]} = {argument.name}[{index}]")
         else:
             self._line(f"{', '.join(self._names[n] for n in values)}, = {argument.name}")
-
-    def _is_used(self, number: int) -> bool:
-        steps = (step for step in self._program.steps if not isinstance(step, Prepared))
-        return number in self._program.results or any(number in read_by(step) for step in steps)
 
     def _step(self, step: Step) -> None:
         names = self._names
