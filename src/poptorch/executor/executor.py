@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from poptorch import ambient
 from poptorch._logging import logger
@@ -25,6 +26,7 @@ from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection, instrumentation, saving
+from poptorch.executor.callbacks import Callback, Callbacks
 from poptorch.executor.host_weights import HostWeights, Newest
 from poptorch.executor.optimizer_link import check_parameters, link_for
 from poptorch.executor.session import Session, Wrapped, check_options
@@ -110,6 +112,7 @@ class PoplarExecutor:
         channel = Channel(f"poptorch.{kind}")
         channel.instrument(self, "copyWeightsToDevice", "setOptimizer")
         self._trace = channel.trace()
+        self._callbacks: Callbacks | None = None
         if self._trace.active:
             self._run = channel.timed(self._run, "__call__")  # type: ignore[method-assign]
 
@@ -202,6 +205,8 @@ class PoplarExecutor:
         self._take_model()
         with self._trace.span(SpanKind.COMPILE):
             self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        if self._callbacks is not None:
+            self._callbacks.compiled(self._session)
         return self._session
 
     def _take_model(self) -> None:
@@ -232,6 +237,8 @@ class PoplarExecutor:
                 self._wrapped.link.disconnect()
             session.release()
             self._session = None
+            if self._callbacks is not None:
+                self._callbacks.ended()
         if not self._training:
             return
         if instrumentation.belongs_to(self._user_model, self._weights):
@@ -280,7 +287,27 @@ class PoplarExecutor:
         if not self._training and self._weights.fetch_from_trainer():
             logger.debug("Implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
+        if self._callbacks is not None:
+            return self._callbacks.run(session, call)
         return session.run(call)
+
+    def addCallback(self, callback: Callback) -> RemovableHandle:
+        """Tell ``callback`` what happens to this executor, until the returned handle is removed.
+
+        >>> import poptorch
+        >>> from poptorch.executor.callbacks import Callback
+        >>> class Print(Callback):
+        ...     def on_step(self, event):
+        ...         print("step", event.step, event.result.tolist())
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> handle = model.addCallback(Print())
+        >>> _ = model(torch.tensor([-1.0, 1.0]))
+        step 1 [0.0, 1.0]
+        >>> handle.remove()
+        """
+        if self._callbacks is None:
+            self._callbacks = Callbacks(self)
+        return self._callbacks.add(callback)
 
     def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:
         """The loaded program, compiled for these arguments if there is none, and the tensors that it takes of them.
