@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from poptorch import ambient
 from poptorch._logging import logger
@@ -21,6 +22,7 @@ from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import Error, createPoptorchError
 from poptorch.executor import instrumentation, saving
+from poptorch.executor.callbacks import Callback, Callbacks
 from poptorch.executor.host_weights import HostWeights, Newest, ids_of
 from poptorch.executor.inside import Inside
 from poptorch.executor.optimizer_link import check_parameters, link_for
@@ -115,6 +117,7 @@ class PoplarExecutor(Inside):
         channel = Channel(f"poptorch.{kind}")
         channel.instrument(self, "copyWeightsToDevice", "setOptimizer")
         self._trace = channel.trace()
+        self._callbacks: Callbacks | None = None
         if self._trace.active:
             self._run = channel.timed(self._run, "__call__")  # type: ignore[method-assign]
 
@@ -229,6 +232,8 @@ class PoplarExecutor(Inside):
         self._weights.fetch_newer()
         with self._trace.span(SpanKind.COMPILE):
             self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        if self._callbacks is not None:
+            self._callbacks.compiled(self._session)
         return self._session
 
     def _take_model(self) -> None:
@@ -259,6 +264,8 @@ class PoplarExecutor(Inside):
                 self._wrapped.link.disconnect()
             session.release()
             self._session = None
+            if self._callbacks is not None:
+                self._callbacks.ended()
         if not self._training:
             return
         if instrumentation.belongs_to(self._user_model, self._weights):
@@ -310,7 +317,27 @@ class PoplarExecutor(Inside):
             else:
                 logger.debug("Implicit copyWeightsToDevice()")
                 self.copyWeightsToDevice()
+        if self._callbacks is not None:
+            return self._callbacks.run(session, call)
         return session.run(call)
+
+    def addCallback(self, callback: Callback) -> RemovableHandle:
+        """Tell ``callback`` what happens to this executor, until the returned handle is removed.
+
+        >>> import poptorch
+        >>> from poptorch.executor.callbacks import Callback
+        >>> class Print(Callback):
+        ...     def on_step(self, event):
+        ...         print("step", event.step, event.result.tolist())
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> handle = model.addCallback(Print())
+        >>> _ = model(torch.tensor([-1.0, 1.0]))
+        step 1 [0.0, 1.0]
+        >>> handle.remove()
+        """
+        if self._callbacks is None:
+            self._callbacks = Callbacks(self)
+        return self._callbacks.add(callback)
 
     def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:
         """The loaded program, compiled for these arguments if there is none, and the tensors that it takes of them.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd import profiler
 
 from poptorch._logging import backend, logger, set_repeat_limit
 from poptorch.capture.arguments import BoundCall, InputNormaliser, check_device
@@ -34,6 +35,7 @@ from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job, check_processes, replica_network
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
+from poptorch.executor.profiled import ranges
 from poptorch.executor.reporting import reporter_for
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target
@@ -376,6 +378,12 @@ class Session:
             check_device(tensor, spec.path)
 
     def _measured(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if profiler._is_profiler_enabled:
+            with ranges(self.engine, self.program.training):
+                return self._reported(inputs)
+        return self._reported(inputs)
+
+    def _reported(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._reporter is None:
             return self.engine.run(inputs)
         with self._reporter.run(self.engine):

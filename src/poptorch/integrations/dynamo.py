@@ -6,10 +6,10 @@ Found by torch through the entry point ``torch_dynamo_backends``; nothing of it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
@@ -34,13 +34,20 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *
 def _host_code(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     if why := _unsupported(graph_module):
         logger.info("torch.compile: a graph of %d operations runs as it is: %s", len(graph_module.graph.nodes), why)
-        return make_boxed_func(graph_module.forward)
-    run = generate_flat(graph_module, "graph").run
+        return _boxed(graph_module.forward)
+    return _boxed(partial(generate_flat(graph_module, "graph").run, None))  # draws from torch's own random numbers
 
-    def without_random_source(*values: Any) -> Any:
-        return run(None, *values)
 
-    return make_boxed_func(without_random_source)
+def _boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one list, which it empties: so nobody keeps values that the graph needs no more."""
+
+    def call(values: list[Any]) -> Any:
+        taken = list(values)
+        values.clear()
+        return run(*taken)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def _unsupported(graph_module: fx.GraphModule) -> str | None:
