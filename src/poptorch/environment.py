@@ -1,7 +1,7 @@
 """The environment variables of the package.
 
-Four modules read the environment: this one; ``launchers`` what launchers set; ``_logging`` its two, because it must work
-before errors can be reported; ``startup`` what other libraries need. ``popdist`` reads and writes that of jobs.
+Four modules read the environment: this one; ``launchers`` what launchers set; ``_logging`` its two, because it must
+work before errors can be reported; ``startup`` what other libraries need. ``popdist`` reads and writes that of jobs.
 
 Each variable is a typed object with a name, a default and an explanation. Nothing is cached here: ``read()``
 looks at the process environment each time, and whoever needs "once per process" keeps the answer.

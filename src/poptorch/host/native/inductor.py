@@ -1,7 +1,7 @@
 """TorchInductor, as the host uses it: decompose a function into its operators, compile a graph to a kernel.
 
-The other modules here and in ``host.store`` that know Inductor change its lowering or keep its files; no room beside these
-two, but for ``poptorch doctor``, which asks for the compiler.
+The other modules here and in ``host.store`` that know Inductor change its lowering or keep its files; no room beside
+these two knows it, but for ``poptorch doctor``, which asks for the compiler.
 """
 
 from __future__ import annotations
