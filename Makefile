@@ -15,7 +15,7 @@ OMP_NUM_THREADS ?= 1
 PYTEST  := OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpus exhaustive lint bench scaling docs compatibility clean
+.PHONY: help setup demo test check test-cpus exhaustive lint format bench scaling docs compatibility clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ -/'
@@ -28,15 +28,23 @@ demo: $(VENV)/ready  ## a short program that shows what works today
 test: $(VENV)/ready  ## all tests, and the examples in docstrings and documentation
 	@$(PYTEST) -q $(PARALLEL) $(ARGS)
 
+check: $(VENV)/ready  ## one test in twelve of those that are not slow: a cut through all rooms in some minutes
+	@TEST_SAMPLE=12 $(PYTEST) -q $(PARALLEL) -m "not slow and not exhaustive" $(ARGS)
+
 test-cpus: $(VENV)/ready  ## the tests as on other processors: scalar, AVX2 and AVX-512 code, one and two threads
 	@PYTHON=$(BIN)/python scripts/test_cpus.sh $(PARALLEL) $(ARGS)
 
 exhaustive: $(VENV)/ready  ## the zoo of architectures as native code, fuzzers of all parsers, a soak: more than an hour
 	@$(PYTEST) -q $(PARALLEL) -m exhaustive $(ARGS)
 
-lint: $(VENV)/ready  ## style and types
+lint: $(VENV)/ready  ## style and types, and how large each room is
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { echo "make format writes what ruff format expects"; exit 1; }
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/room_sizes.py
+
+format: $(VENV)/ready  ## the layout of all source files
+	@$(BIN)/ruff format .
 
 bench: $(VENV)/ready  ## benchmarks against peers, ratios in one run; ARGS=--resume goes on with an interrupted one
 	@$(BIN)/python bench/run.py $(ARGS)

@@ -34,11 +34,19 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Helpers that tests of several folders share lie beside this file: ``from closeness import assert_close_sums``.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from flakiness import (  # noqa: E402, F401 - hooks of pytest, found by their names
-    pytest_collection_modifyitems,
+from flakiness import (  # noqa: E402, F401 - two are hooks of pytest, found by their names
+    check_reasons,
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from sampling import keep_some  # noqa: E402
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    check_reasons(items)
+    keep_some(config, items)
+
+
 
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

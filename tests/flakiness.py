@@ -17,7 +17,7 @@ import pytest
 _failures_file = os.environ.pop("TEST_FAILURES", None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def check_reasons(items: list[pytest.Item]) -> None:
     """Refuse the mark without a reason."""
     for item in items:
         for mark in item.iter_markers("flaky"):

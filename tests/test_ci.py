@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-HOOKS = "from flakiness import pytest_collection_modifyitems, pytest_runtest_makereport, pytest_terminal_summary\n"
+HOOKS = """\
+from flakiness import check_reasons, pytest_runtest_makereport, pytest_terminal_summary
+
+def pytest_collection_modifyitems(items):
+    check_reasons(items)
+"""
 TESTS = """
 import pytest
 
