@@ -405,8 +405,18 @@ if __name__ == "__main__":
     )
     if sys.argv[2] == "iterate":
         list(loader)
-    loading = [pid for pid in descendants(os.getpid()) if os.getpgid(pid) != os.getpgrp()]
-    assert len(loading) == 3, "background process and two workers"
+
+    def processes():
+        found = []
+        for pid in descendants(os.getpid()):
+            try:
+                found += [pid] if os.getpgid(pid) != os.getpgrp() else []
+            except ProcessLookupError:  # it ended meanwhile
+                pass
+        return found
+
+    wait_until(lambda: len(processes()) == 3, "background process and two workers")  # each starts in its own time
+    loading = processes()
     for pid in loading:
         os.kill(pid, signal.SIGINT)
     wait_until(lambda: not set(loading) & descendants(os.getpid()), "the loading processes end")
