@@ -204,7 +204,8 @@ def _is_abandoned(path: Path) -> bool:
     if not stat.S_ISREG(status.st_mode):
         return False
     found = _NAME.fullmatch(path.name)
-    if found is not None and found[1] == _here():
+    # Processes of other users may be hidden.
+    if found is not None and found[1] == _here() and status.st_uid == os.geteuid():
         return not _is_running(int(found[2]), found[3])
     return time.time() - status.st_mtime > _ABANDONED_SECONDS
 

@@ -22,6 +22,7 @@ from poptorch.executable.file import File
 from poptorch.profiling.trace_file import TraceFile
 from poptorch.report import files, page
 from poptorch.report.files import Profile
+from poptorch_files import writing
 
 FOREIGN = ".0123456789ab-1-2-0123456789abcdef.poptorch-saving"
 """What a process of another host is writing."""
@@ -60,6 +61,21 @@ def test_another_host_may_be_writing_for_a_day(tmp_path):
     os.utime(path, (yesterday, yesterday))
     container.write(tmp_path / "mine", {})
     assert not path.exists()
+
+
+def test_a_process_of_another_user_may_be_hidden(tmp_path, monkeypatch):
+    """Some systems show each user their own processes only: then a file of a stranger is left alone for a day."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    with writing.atomic(tmp_path / "a") as file:
+        (name,) = os.listdir(tmp_path)
+        file.write(b"text")
+    stranger = tmp_path / name.replace(f"-{os.getpid()}-", "-999999999-")
+    stranger.write_text("half of a file")
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    assert writing.remove_unfinished(tmp_path) == 0
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    assert writing.remove_unfinished(tmp_path) == 1
 
 
 def test_a_save_whose_unfinished_file_is_removed_begins_anew(tmp_path, monkeypatch):
