@@ -78,6 +78,33 @@ def provide() -> None:
         if getattr(torch_geometric.typing, flag, None) is False and not hasattr(torch.ops.pyg, name.lower()):
             setattr(torch.ops.pyg, name.lower(), function)
             setattr(torch_geometric.typing, flag, True)
+    _provide_to_earlier_releases()
+
+
+def _provide_to_earlier_releases() -> None:
+    """Before 2.8, functions and layers asked ``torch_cluster``, or what PyG has in its place."""
+    place = getattr(torch_geometric.typing, "torch_cluster", None)
+    if place is None or getattr(torch_geometric.typing, "WITH_TORCH_CLUSTER", True):
+        return
+    functions = {name: _as_of_library(getattr(search, name)) for name in _SEARCHES}
+    for name, function in {**functions, "nearest": lambda *args: _nearest(*args).long()}.items():
+        setattr(place, name, function)
+    for module, name in _ASKING.items():
+        layer = importlib.import_module(module)
+        if getattr(layer, name, 0) is None:
+            setattr(layer, name, functions[name])
+
+
+_SEARCHES = ("knn", "knn_graph", "radius", "radius_graph")
+_ASKING = {
+    "torch_geometric.nn.conv.edge_conv": "knn",
+    "torch_geometric.nn.conv.gravnet_conv": "knn",
+    "torch_geometric.nn.conv.x_conv": "knn_graph",
+}
+
+
+def _as_of_library(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, **kwargs: _found(function(*args, **kwargs))
 
 
 @contextmanager

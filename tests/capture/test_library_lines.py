@@ -18,6 +18,10 @@ def halved_if_large(x):
     if x.max() > 3:
         return x / 2
     return x
+
+
+def large_ones(x):
+    return x[x > 3]
 """
 
 
@@ -47,6 +51,17 @@ def test_both_lines_are_named(library) -> None:
     line = Model.forward.__code__.co_firstlineno + 1
     (message,) = warned(Model())
     assert f"torch_of_others/deciding_library.py:3, which is called from {__file__}:{line}:" in message
+
+
+def test_shapes_that_depend_on_values_name_both_lines(library) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return library.large_ones(x)
+
+    line = Model.forward.__code__.co_firstlineno + 1
+    with pytest.raises(poptorch.Error, match="would produce dynamic output shapes") as caught:
+        poptorch.inferenceModel(Model())(torch.ones(2))
+    assert f"torch_of_others/deciding_library.py:9, which is called from {__file__}:{line}" in str(caught.value)
 
 
 def test_the_user_s_own_line_alone() -> None:

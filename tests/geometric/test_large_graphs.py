@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 import poptorch
 from poptorch_geometric import FixedSizeOptions, OverSizeStrategy, cluster_loader, neighbor_loader, pyg_cluster_loader
 from poptorch_geometric.cluster_loader import FixedSizeClusterLoader
+from poptorch_geometric.clusters import BreadthFirstClusterData
 from poptorch_geometric.neighbor_loader import FixedSizeNeighborLoader, PyGFixedSizeNeighborLoader
 
 torch.manual_seed(0)
@@ -73,6 +74,23 @@ def test_arguments_of_cluster_loaders() -> None:
     assert {int(batch.nodes_mask.sum()) for batch in former} == {12}
     trimmed = FixedSizeClusterLoader(Clusters(), FixedSizeOptions(8, 9))
     assert {(batch.num_nodes, batch.num_edges) for batch in trimmed} == {(8, 9)}
+
+
+def test_clusters_without_a_library() -> None:
+    grid = torch.arange(100).reshape(10, 10)
+    edges = torch.stack([torch.cat([grid[:, :-1].flatten(), grid[:-1].flatten()]),
+                         torch.cat([grid[:, 1:].flatten(), grid[1:].flatten()])])  # fmt: skip
+    data = Data(x=torch.arange(100.0).reshape(100, 1), edge_index=edges, edge_attr=torch.arange(180.0))
+    clusters = BreadthFirstClusterData(data, num_parts=5)
+    batches = list(FixedSizeClusterLoader(clusters, FixedSizeOptions(24, 90)))
+    nodes = [batch.x[batch.nodes_mask].flatten().long() for batch in batches]
+    assert sorted(torch.cat(nodes).tolist()) == list(range(100))
+    for own, batch in zip(nodes, batches, strict=True):
+        assert len(own) == 20
+        inside = batch.edge_index[:, batch.edges_mask]
+        assert torch.equal(own[inside], edges[:, batch.edge_attr[batch.edges_mask].long()])
+        assert inside.shape[1] == sum(bool(torch.isin(edge, own).all()) for edge in edges.t())
+    assert sum(int(batch.edges_mask.sum()) for batch in batches) > 100  # most neighbours stay together
 
 
 @pytest.mark.parametrize("disjoint", [False, True])

@@ -65,6 +65,22 @@ def innermost_location() -> SourceLocation | None:
     return user_location(_OPERATORS)
 
 
+def innermost_location_of(error: BaseException) -> SourceLocation | None:
+    """The innermost line on the way to an error in the user's code or in a library, torch not included."""
+    return location_of(error, (f"{_TORCH}/",))
+
+
+def called_from(inner: SourceLocation | None, user: SourceLocation | None) -> str | None:
+    """A line, and that of the user who calls it from elsewhere.
+
+    >>> called_from(SourceLocation("library.py", 3), SourceLocation("model.py", 5))
+    'library.py:3, which is called from model.py:5'
+    """
+    if inner is None or user is None or inner == user:
+        return None if inner is None and user is None else str(inner or user)
+    return f"{inner}, which is called from {user}"
+
+
 def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
     """The innermost frame that is neither ours nor excluded; ``None`` when all are."""
     frame: FrameType | None = sys._getframe(1)

@@ -20,7 +20,7 @@ from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture import higher_order, kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.evaluation import Evaluation
-from poptorch.capture.locations import innermost_location, user_location
+from poptorch.capture.locations import called_from, innermost_location, user_location
 from poptorch.capture.norms import Writes
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
@@ -263,11 +263,10 @@ class Recorder(TorchDispatchMode):
         if (where, branch) in self._frozen_at:
             return value  # said before: the next element of a list, the next round of a loop
         self._frozen_at.add((where, branch))
-        called = "" if where is None or branch == where else f", which is called from {where}"
         message = (
-            f"The value {value} of a tensor was used by Python at {branch}{called}: it is frozen into the program, "
-            "which will always take the path of the first inputs. Use torch.where, poptorch.cond or poptorch.for_loop "
-            "for decisions at run time."
+            f"The value {value} of a tensor was used by Python at {called_from(branch, where)}: it is frozen into the "
+            "program, which will always take the path of the first inputs. Use torch.where, poptorch.cond or "
+            "poptorch.for_loop for decisions at run time."
         )
         warnings.warn(message, UserWarning, stacklevel=2)
         return value

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
-from poptorch.capture.locations import definition_of, location_of
+from poptorch.capture.locations import called_from, definition_of, innermost_location_of, location_of
 from poptorch.errors import Error, add_to_message, createPoptorchError
 from poptorch.program.opinfo import SourceLocation
 
@@ -35,7 +35,7 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
         return error
 
 
-def dynamic_shape_error(func: Any, where: SourceLocation | None) -> DynamicShapeError:
+def dynamic_shape_error(func: Any, where: SourceLocation | str | None) -> DynamicShapeError:
     """The error for an operation whose shape depends on values."""
     name, line = str(func), "" if where is None else f" at {where}"
     if "nonzero" in name and "index" not in name and "nonzero" in _written_at(where):
@@ -129,7 +129,7 @@ def lines_named(model: nn.Module, options: Any) -> Iterator[None]:
     except DynamicOutputShapeException as why:
         if isinstance(why, Error):
             raise
-        error = dynamic_shape_error(why.func, location_of(why, excludes))
+        error = dynamic_shape_error(why.func, called_from(innermost_location_of(why), location_of(why, excludes)))
         raise error.with_traceback(why.__traceback__) from why
     except RuntimeError as why:
         if isinstance(why, Error) or _NO_VALUES not in str(why):

@@ -96,7 +96,7 @@ class LaterCalls:
     def _match_constant(self, before: Any, value: Any, path: str) -> None:
         if value is before:
             return
-        if isinstance(value, torch.Tensor) or holds_tensors(value):
+        if not isinstance(value, _PLAIN) and holds_tensors(value):
             _refuse(f"{path} is {_what(value)}, and was {_what(before)}, without tensors")
         compared = self._filled.get(id(before), before)
         if _is_plain(compared) and _is_plain(value) and not _same(compared, value):
