@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from poptorch._logging import log_once
 from poptorch.host.cost import ONE_CORE_SECONDS, PYTHON_SHOWS_SECONDS, SWITCH_AFTER_SECONDS, estimated_seconds
 from poptorch.host.native.inductor import Entry, Target, compiler_exists
 from poptorch.ops.traits import Kind, traits_of
-from poptorch.program.program import Program
+from poptorch.program.graphs import memory_root
+from poptorch.program.program import Program, is_write
 
 
 class Level(enum.Enum):
@@ -43,13 +45,33 @@ def level_for(program: Program) -> Level:
 
     float16 kernels compute in float32 and round (see :mod:`poptorch.host.interpret.half`), checks of single
     operations need single operations, and oneDNN's recurrent layers keep a workspace for their backward pass that
-    Inductor does not know of, so training them is the interpreter's, as are the others.
+    Inductor does not know of, so training them is the interpreter's, as are the others. It drops the copy that keeps an
+    old value of state which moves to other state.
     """
     level = chosen_level()
-    if level is Level.INTERPRET or (program.numerics.plain and not _has_half(program) and not _recurs(program)):
+    if level is Level.INTERPRET:
         return level
-    log_once(20, "stays interpreted", "Programs with float16, checked operations or recurrent layers are interpreted.")
+    if program.numerics.plain and not _has_half(program) and not _recurs(program) and not _moves_state(program):
+        return level
+    log_once(
+        20,
+        "stays interpreted",
+        "Programs with float16, checked operations, recurrent layers or buffers that move to others are interpreted.",
+    )
     return Level.INTERPRET
+
+
+def _moves_state(program: Program) -> bool:
+    """Whether something that is written gets what was in another one that is written, as it was."""
+    writes = [node for node in program.operations() if is_write(node)]
+    written = {write.args[0] for write in writes}
+
+    def origin(node: Any) -> Any:
+        while node.target is torch.ops.aten.clone.default:
+            node = memory_root(node.args[0])
+        return memory_root(node)
+
+    return any(write.args[1] is not write.args[0] and origin(write.args[1]) in written for write in writes)
 
 
 def _recurs(program: Program) -> bool:
