@@ -65,16 +65,15 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.dtype != other.dtype or (one.is_contiguous() and other.is_contiguous()):
         return True
-    begin = min(
-        one.storage_offset(), other.storage_offset()
-    )  # rows or columns of one tensor may lie between each other
-    taken = torch.zeros((max(end, end_of_other)) // one.itemsize - begin, dtype=torch.bool)
+    # Rows or columns of one tensor may lie between those of another.
+    begin = int(min(one.storage_offset(), other.storage_offset()))
+    taken = torch.zeros(max(end, end_of_other) // one.itemsize - begin, dtype=torch.bool)
     _as(one, taken, begin).fill_(True)
     return bool(_as(other, taken, begin).any())
 
 
 def _as(tensor: torch.Tensor, memory: torch.Tensor, begin: int) -> torch.Tensor:
-    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - begin)
+    return memory.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()) - begin)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
