@@ -32,16 +32,17 @@ def check_memory(
             if other < len(entries):
                 raise createPoptorchError(
                     f"{what} and {entries[other].kind.value.lower()} {entries[other].name} share memory, and the "
-                    "program changes one of them. On the device each has memory of its own, so the change would not be seen in "
-                    "the other. Keep one of them and compute the other from it in forward(), or give it memory of its "
-                    "own: tensor.clone()."
+                    "program changes one of them. On the device each has memory of its own, so the change would not be "
+                    "seen in the other. Keep one of them and compute the other from it in forward(), or give it memory "
+                    "of its own: tensor.clone()."
                 )
             line = constants[other - len(entries)][1]
             raise createPoptorchError(
                 f"forward() uses a tensor{'' if line is None else f' at {line}'} that shares memory with "
-                f"{what[0].lower()}{what[1:]} without being part of the model's state: a plain attribute, or an element of a list. It is a constant "
-                f"of the program, so it would not change when {entry.name} does. Use {entry.name} itself, an "
-                "nn.ParameterList for lists, or give the tensor memory of its own: tensor.clone()."
+                f"{what[0].lower()}{what[1:]} without being part of the model's state: a plain attribute, or an "
+                f"element of a list. It is a constant of the program, so it would not change when {entry.name} does. "
+                f"Use {entry.name} itself, an nn.ParameterList for lists, or give the tensor memory of its own: "
+                "tensor.clone()."
             )
 
 
@@ -64,20 +65,19 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.dtype != other.dtype or (one.is_contiguous() and other.is_contiguous()):
         return True
-    begin = min(
-        one.storage_offset(), other.storage_offset()
-    )  # rows or columns of one tensor may lie between each other
-    taken = torch.zeros((max(end, end_of_other)) // one.itemsize - begin, dtype=torch.bool)
+    # Rows or columns of one tensor may lie between those of another.
+    begin = int(min(one.storage_offset(), other.storage_offset()))
+    taken = torch.zeros(max(end, end_of_other) // one.itemsize - begin, dtype=torch.bool)
     _as(one, taken, begin).fill_(True)
     return bool(_as(other, taken, begin).any())
 
 
 def _as(tensor: torch.Tensor, memory: torch.Tensor, begin: int) -> torch.Tensor:
-    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - begin)
+    return memory.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()) - begin)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte in the storage, and the first one after all elements."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.storage_offset()
+    last = sum((size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset())
     return begin * tensor.itemsize, (begin + last + 1) * tensor.itemsize

@@ -355,6 +355,8 @@ class HostWeights:
                     continue  # new since the last call: the device does not have its value, but will get it
                 if name not in values:  # another process has it, or no stage uses it
                     continue
+                if torch._debug_has_internal_overlap(tensor) == 1:
+                    continue  # an expanded one: nothing can be written to it, here or there
                 value = as_on_host(values[name], tensor)
                 if name in self._groups:
                     value = self._groups[name].to_host(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ from poptorch._logging import log_once
 from poptorch.host.cost import ONE_CORE_SECONDS, PYTHON_SHOWS_SECONDS, SWITCH_AFTER_SECONDS, estimated_seconds
 from poptorch.host.native.inductor import Entry, Target, compiler_exists
 from poptorch.ops.traits import Kind, traits_of
-from poptorch.program.program import Program
+from poptorch.program.graphs import memory_root
+from poptorch.program.program import Program, is_write
 
 
 class Level(enum.Enum):
@@ -45,15 +47,32 @@ def level_for(program: Program) -> Level:
     float16 kernels compute in float32 and round (see :mod:`poptorch.host.interpret.half`), checks of single operations
     need single operations, functions in C++ hand dense tensors to each other only, and oneDNN's recurrent layers keep a
     workspace for their backward pass that Inductor does not know of, so training them is the interpreter's, as are the
-    others.
+    others. Inductor drops the copy that keeps an old value of state which moves to other state.
     """
     level = chosen_level()
     keeps = program.numerics.plain and not _recurs(program) and all(map(_is_native, _values(program)))
-    if level is Level.INTERPRET or keeps:
+    if level is Level.INTERPRET or (keeps and not _moves_state(program)):
         return level
-    message = "Programs with float16, sparse tensors, checked operations or recurrent layers are interpreted."
-    log_once(20, "stays interpreted", message)
+    log_once(
+        20,
+        "stays interpreted",
+        "Programs with float16, sparse tensors, checked operations, recurrent layers or buffers that move to others are "
+        "interpreted.",
+    )
     return Level.INTERPRET
+
+
+def _moves_state(program: Program) -> bool:
+    """Whether something that is written gets what was in another one that is written, as it was."""
+    writes = [node for node in program.operations() if is_write(node)]
+    written = {write.args[0] for write in writes}
+
+    def origin(node: Any) -> Any:
+        while node.target is torch.ops.aten.clone.default:
+            node = memory_root(node.args[0])
+        return memory_root(node)
+
+    return any(write.args[1] is not write.args[0] and origin(write.args[1]) in written for write in writes)
 
 
 def _recurs(program: Program) -> bool:

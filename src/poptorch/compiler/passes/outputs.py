@@ -10,7 +10,7 @@ from torch import fx
 from poptorch._logging import warn_once
 from poptorch.compiler.passes.summary import summary
 from poptorch.errors import createPoptorchError
-from poptorch.program.graphs import insert_call, storage_root
+from poptorch.program.graphs import insert_call, memory_root, storage_root
 from poptorch.program.opinfo import has_info, info_of
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, is_write, value_of
@@ -44,7 +44,7 @@ def check_returnable(dtype: torch.dtype, value: fx.Node | None = None) -> None:
 
 
 def own_outputs(program: Program, context: Context) -> str:
-    """Narrow the results' types and give every output memory of its own."""
+    """Narrow the results' types and give every output, and every value that is written, memory of its own."""
     end = next((n for n in program.operations() if is_write(n)), program.output_node)
     seen: set[fx.Node] = set()
     owned = []
@@ -59,7 +59,23 @@ def own_outputs(program: Program, context: Context) -> str:
         seen.add(storage_root(fresh))
         owned.append((output, fresh))
     program.set_outputs(owned)
+    copies += _own_writes(program)
     return summary(copies, f"{copies} outputs copied")
+
+
+def _own_writes(program: Program) -> int:
+    """Writes come one after the other: what one of them reads must not have been written by an earlier one."""
+    writes = [node for node in program.operations() if is_write(node)]
+    written: set[object] = set()
+    copies = 0
+    for write in writes:
+        target, source = write.args[0], write.args[1]
+        written.add(target)
+        assert isinstance(source, fx.Node)
+        if source is not target and memory_root(source) in written:
+            write.args = (target, _copy(program, source, writes[0]), *write.args[2:])
+            copies += 1
+    return copies
 
 
 def _narrowed(program: Program, value: fx.Node, end: fx.Node) -> fx.Node:
