@@ -23,15 +23,15 @@ def _refuse(name: str) -> NoReturn:
 class _DistributedOptions(groups._DistributedOptions):
     """The group ``Distributed``, read-only."""
 
-    def disable(self) -> NoReturn:
+    def disable(self, *unused: object, **ignored: object) -> NoReturn:
         """Refused."""
         _refuse("Distributed.disable")
 
-    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> NoReturn:
+    def setEnvVarNames(self, *unused: object, **ignored: object) -> NoReturn:
         """Refused."""
         _refuse("Distributed.setEnvVarNames")
 
-    def configureProcessId(self, process_id: int, num_processes: int) -> NoReturn:
+    def configureProcessId(self, *unused: object, **ignored: object) -> NoReturn:
         """Refused."""
         _refuse("Distributed.configureProcessId")
 
@@ -66,11 +66,11 @@ class Options(_Options):
         if cache is not None:
             self.enableExecutableCaching(cache)
 
-    def useIpuId(self, ipu_id: int) -> NoReturn:
+    def useIpuId(self, *unused: object, **ignored: object) -> NoReturn:
         """Refused."""
         _refuse("useIpuId")
 
-    def replicationFactor(self, replication_factor: int) -> NoReturn:
+    def replicationFactor(self, *unused: object, **ignored: object) -> NoReturn:
         """Refused."""
         _refuse("replicationFactor")
 
