@@ -93,4 +93,6 @@ def _require_positive(size: int) -> None:
     if size == 0:
         raise createPoptorchError("The start and end of a slice must be different.")
     if size < 0:
-        raise createPoptorchError(f"Taking a slice of a tensor with the end less than the start is not supported (size {size}).")
+        raise createPoptorchError(
+            f"Taking a slice of a tensor with the end less than the start is not supported (size {size})."
+        )
