@@ -27,7 +27,8 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     strayed = _leave_meta(graph_module.graph)
     constants = _lift_constants(graph_module, recording.fake_mode)
     ports = _ports(recording, input_names, constants)
-    functional = graph_module if not strayed and _is_functional(recording) else _functionalize(graph_module, ports)
+    is_functional = not strayed and _is_functional(recording)
+    functional = graph_module if is_functional else _functionalize(graph_module, ports, constants)
     program = Program(
         graph_module=functional,
         ports=ports,
@@ -133,11 +134,16 @@ def _stays(node: fx.Node) -> bool:
     return not traits_of(node).is_in_place
 
 
-def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
+def _functionalize(
+    graph_module: fx.GraphModule, ports: list[Port], constants: list[torch.Tensor]
+) -> fx.GraphModule:
     replay = _Replay(graph_module)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mode, torch.no_grad():
         fakes = [torch.empty(port.shape, dtype=port.dtype) for port in ports]
+        for position, port in enumerate(ports):
+            if port.role is Role.CONSTANT and constants[port.index].layout is not torch.strided:
+                fakes[position] = fake_mode.from_tensor(constants[port.index])
         assert all(isinstance(fake, FakeTensor) for fake in fakes)
 
         def run(*inputs: torch.Tensor) -> Any:
