@@ -52,6 +52,19 @@ def test_a_sparse_buffer_is_a_constant(level, monkeypatch):
     executor.destroy()
 
 
+class Uncoalesced(Graph):
+    def forward(self, x):
+        return self.layer(torch.sparse.mm(self.adjacency.coalesce(), x[0])), self.adjacency.to_dense()
+
+
+def test_entries_that_occur_twice_are_added():
+    twice = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [1, 2, 2]]), torch.ones(3), (3, 3))
+    model, x = Uncoalesced(twice), torch.randn(1, 3, 3)
+    executor = poptorch.inferenceModel(model)
+    torch.testing.assert_close(list(executor(x)), [value.detach() for value in model(x)])
+    executor.destroy()
+
+
 @pytest.mark.parametrize(
     ("make", "form"),
     [

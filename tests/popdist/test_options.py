@@ -167,3 +167,14 @@ def test_a_model_of_one_instance_inside_a_job(launch: Launch) -> None:
     options.Distributed.disable()
     model = poptorch.inferenceModel(nn.ReLU(), options)
     assert popdist.execute_on_instances({0}, model, torch.tensor([-1.0])).item() == 0.0
+
+
+@pytest.mark.parametrize("arguments", [((), {}), ((1, 2, 3), {}), ((), {"whatever": 1})])
+def test_they_are_refused_whatever_their_arguments(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    options = popdist.poptorch.Options()
+    named, group = ("useIpuId", "replicationFactor"), ("disable", "setEnvVarNames", "configureProcessId")
+    calls = [(name, getattr(options, name)) for name in named]
+    calls += [(f"Distributed.{name}", getattr(options.Distributed, name)) for name in group]
+    for name, call in calls:
+        with pytest.raises(RuntimeError, match=rf"Cannot call `{name}` with popdist\.poptorch\.Options"):
+            call(*arguments[0], **arguments[1])

@@ -29,9 +29,10 @@ def to_program(recording: Recording, input_names: list[str]) -> Program:
     strayed = _leave_meta(graph_module.graph)
     constants = _lift_constants(graph_module, recording.fake_mode)
     ports = _ports(recording, input_names, constants)
-    functional = graph_module if not strayed and _is_functional(recording) else _functionalize(graph_module, ports)
+    is_functional = not strayed and _is_functional(recording)
+    functional = graph_module if is_functional else _functionalize(graph_module, ports, constants)
     if not all(map(_lies_as_on_device, zip(_placeholders(functional), ports, strict=True))):
-        functional = _on_device(functional, ports)
+        functional = _on_device(functional, ports, constants)
     program = Program(
         graph_module=functional,
         ports=ports,
@@ -138,7 +139,9 @@ def _stays(node: fx.Node) -> bool:
     return not traits_of(node).is_in_place
 
 
-def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
+def _functionalize(
+    graph_module: fx.GraphModule, ports: list[Port], constants: Sequence[torch.Tensor]
+) -> fx.GraphModule:
     """Without operations that write. Tensors lie in memory as they did in the recording, for the sake of views."""
     replay = _Replay(graph_module)
 
@@ -146,10 +149,10 @@ def _functionalize(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphM
         return replay.run(*inputs, enable_io_processing=False)
 
     strides = [_recorded_strides(node) for node in _placeholders(graph_module)]
-    return _traced(torch.func.functionalize(run, remove="mutations"), ports, strides)
+    return _traced(torch.func.functionalize(run, remove="mutations"), ports, strides, constants)
 
 
-def _on_device(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModule:
+def _on_device(graph_module: fx.GraphModule, ports: list[Port], constants: Sequence[torch.Tensor]) -> fx.GraphModule:
     """A functional graph for tensors that lie in memory as on a device, and no more as in the recording."""
     replay = _InAnyOrder(graph_module, garbage_collect_values=False)  # a view by address needs its base
 
@@ -161,20 +164,27 @@ def _on_device(graph_module: fx.GraphModule, ports: list[Port]) -> fx.GraphModul
         _recorded_strides(node) if port.role is Role.CONSTANT else None
         for node, port in zip(_placeholders(graph_module), ports, strict=True)
     ]
-    return _traced(run, ports, strides)
+    return _traced(run, ports, strides, constants)
 
 
 def _traced(
-    function: Callable[..., Any], ports: Sequence[Port], strides: Sequence[Sequence[int] | None]
+    function: Callable[..., Any],
+    ports: Sequence[Port],
+    strides: Sequence[Sequence[int] | None],
+    constants: Sequence[torch.Tensor],
 ) -> fx.GraphModule:
     """The graph of a function of all ports; without strides, elements lie in the order of dimensions."""
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode, torch.no_grad():
         fakes = [
             torch.empty(port.shape, dtype=port.dtype)
             if stride is None
             else torch.empty_strided(port.shape, stride, dtype=port.dtype)
             for port, stride in zip(ports, strides, strict=True)
         ]
+        for position, port in enumerate(ports):
+            if port.role is Role.CONSTANT and constants[port.index].layout is not torch.strided:
+                fakes[position] = fake_mode.from_tensor(constants[port.index])
         assert all(isinstance(fake, FakeTensor) for fake in fakes)
         graph_module = make_fx(function, tracing_mode="real")(*fakes)
     graph_module.graph.set_codegen(fx.graph.CodeGen())
@@ -183,7 +193,7 @@ def _traced(
 
 def _recorded_strides(placeholder: fx.Node) -> Sequence[int] | None:
     value = placeholder.meta.get("val")
-    return value.stride() if isinstance(value, torch.Tensor) else None
+    return value.stride() if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def _lies_as_on_device(placeholder: tuple[fx.Node, Port]) -> bool:

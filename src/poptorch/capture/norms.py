@@ -104,7 +104,7 @@ class Writes:
                 continue
             target = kwargs.get(argument.name) if position >= len(args) else args[position]
             for tensor in target if isinstance(target, (list, tuple)) else (target,):
-                if isinstance(tensor, torch.Tensor):
+                if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
                     self._lines.setdefault(tensor.untyped_storage()._cdata, line)
 
     def by_user(

@@ -56,8 +56,8 @@ def level_for(program: Program) -> Level:
     log_once(
         20,
         "stays interpreted",
-        "Programs with float16, sparse tensors, checked operations, recurrent layers or buffers that move to others are "
-        "interpreted.",
+        "Programs with float16, sparse tensors, checked operations, recurrent layers or buffers that move to others "
+        "are interpreted.",
     )
     return Level.INTERPRET
 
