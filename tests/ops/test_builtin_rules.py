@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch.program.opinfo import info_of
 
 
 def op(name: str, *inputs: torch.Tensor, like: Any = None, version: int | None = None, **attributes: Any) -> Any:
@@ -149,6 +150,14 @@ def test_hints_and_unknown_attributes_change_nothing() -> None:
         X,
     )
     torch.testing.assert_close(result, X @ X.t())
+
+
+def test_available_memory_is_a_hint_for_the_planner() -> None:
+    call = lambda s, x: op("MatMul", x, x.t(), version=10, __available_memory=0.25)  # noqa: E731
+    model = poptorch.inferenceModel(Model(call))
+    model(X)
+    (product,) = (n for n in model.program.operations() if "mm" in str(n.target))
+    assert info_of(product).available_memory == 0.25
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------

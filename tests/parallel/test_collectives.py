@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -378,6 +379,39 @@ def test_operators_of_the_user_communicate(user_operators: None) -> None:
     reverse = lambda h: call("AllReduceTP", h, backwards=1)  # noqa: E731
     options = options_for(4, accumulation=4)
     check(reverse, _all_reduced_backward, options, 4, last_ipu=1)
+
+
+@pytest.fixture(scope="session")
+def library(request: pytest.FixtureRequest) -> str:
+    source = Path(__file__).parent / "replica_ops.cpp"
+    return poptorch.buildCustomOp("replica_ops", source, request.config.cache.mkdir("custom_ops"))
+
+
+def turned(x: torch.Tensor, by: int) -> torch.Tensor:
+    return poptorch.custom_op([x], "Turn", "tests.replicas", 1, [x], {"by": by})[0]
+
+
+def test_operators_in_cpp_communicate(library: str) -> None:
+    check(lambda h: turned(h, 1), lambda hs: [*hs[1:], hs[0]], options_for(4, accumulation=2), 2)
+    check(lambda h: turned(turned(h, 3), 2), lambda hs: [*hs[1:], hs[0]], options_for(4, accumulation=4), 4, last_ipu=1)
+    assert infer(lambda x: turned(x, 1), torch.ones(2), replicas=1).tolist() == [1.0, 1.0]
+
+
+def test_the_failure_of_another_replica_passes_through_cpp(library: str) -> None:
+    def refuse(v: torch.Tensor) -> torch.Tensor:
+        if float(v) < 0:
+            raise ValueError("not this one")
+        return v
+
+    with pytest.raises(ValueError, match="not this one"):
+        infer(lambda x: turned(poptorch.CPU(refuse, "refuse")(x), 1), torch.tensor([[1.0], [-2.0]]))
+
+
+def test_sums_have_no_gradient_in_strict_mode() -> None:
+    options = options_for(4)
+    options.strictCompatibility(True)
+    joint = CASES["all-reduce"][1]
+    check(CASES["all-reduce"][0], lambda hs: [h.detach() for h in joint(hs)], options, 1)
 
 
 def _all_reduced_backward(hs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -190,7 +190,18 @@ struct Tensor {
   int32_t rank;
   int32_t dtype;
 };
+// The replica that a thread computes for.
+struct Replicas {
+  int32_t number, count;
+  int32_t (*gather)(const void *values, int64_t bytes, void *all); // 0, or -1 after a failure
+};
 } // namespace abi
+
+// Set by Python around compute() of operators that communicate; null where a model has one replica.
+__attribute__((visibility("hidden"))) inline const abi::Replicas *&replicasOfThread() {
+  static thread_local const abi::Replicas *replicas = nullptr;
+  return replicas;
+}
 
 // The tensors of one execution. They are dense and in row-major order; outputs have the shapes that setup() gave.
 class Kernel {
@@ -211,6 +222,21 @@ public:
   template <typename T> T *out(int index) const {
     check<T>("output", index, outInfo(index));
     return static_cast<T *>(outputs_[index].data);
+  }
+
+  // For operators that say `static constexpr bool communicates = true;`: which replica computes, and how many there are,
+  // those of other processes included.
+  int replica() const { return replicasOfThread() ? replicasOfThread()->number : 0; }
+  int replicas() const { return replicasOfThread() ? replicasOfThread()->count : 1; }
+
+  // The values of all replicas, one after the other in the order of their numbers. Each of them must call this, with
+  // values of one type and the same number of them; they wait for each other.
+  template <typename T> std::vector<T> allGather(const T *values, int64_t count) const {
+    std::vector<T> all(static_cast<size_t>(count) * static_cast<size_t>(replicas()));
+    if (!replicasOfThread()) std::copy(values, values + count, all.begin());
+    else if (replicasOfThread()->gather(values, count * static_cast<int64_t>(sizeof(T)), all.data()) != 0)
+      throw std::runtime_error("the exchange between replicas has failed");
+    return all;
   }
 
 private:
@@ -296,6 +322,10 @@ struct Operator {
   int32_t version, min_inputs, max_inputs, outputs;
   const void *entry;
 };
+struct Communication {
+  int32_t (*communicates)(int32_t index);
+  void (*enter)(const Replicas *replicas); // null: leave
+};
 struct Functions {
   int32_t abi_version;
   int32_t (*count)();
@@ -318,7 +348,12 @@ struct Functions {
 struct RegisteredOp {
   OperatorIdentifier id;
   Factory make;
+  bool communicates;
 };
+
+// Whether class T has a static member `communicates` that is true.
+template <typename T, typename = void> struct Communicates : std::false_type {};
+template <typename T> struct Communicates<T, std::enable_if_t<T::communicates>> : std::true_type {};
 
 // Hidden, so that each shared library has a list of its own, however it is loaded.
 __attribute__((visibility("hidden"))) inline std::vector<std::unique_ptr<RegisteredOp>> &registeredOps() {
@@ -331,10 +366,12 @@ __attribute__((visibility("hidden"))) inline std::vector<std::unique_ptr<Registe
 template <typename T> class OpCreator {
 public:
   explicit OpCreator(OperatorIdentifier id, Factory factory = defaultFactory()) {
-    registeredOps().push_back(std::make_unique<RegisteredOp>(RegisteredOp{std::move(id), std::move(factory)}));
+    registeredOps().push_back(
+        std::make_unique<RegisteredOp>(RegisteredOp{std::move(id), std::move(factory), Communicates<T>::value}));
   }
   explicit OpCreator(const std::vector<OperatorIdentifier> &ids, Factory factory = defaultFactory()) {
-    for (const auto &id : ids) registeredOps().push_back(std::make_unique<RegisteredOp>(RegisteredOp{id, factory}));
+    for (const auto &id : ids)
+      registeredOps().push_back(std::make_unique<RegisteredOp>(RegisteredOp{id, factory, Communicates<T>::value}));
   }
 
 private:
@@ -480,6 +517,12 @@ struct __attribute__((visibility("hidden"))) Bridge {
       return 0;
     });
   }
+  static int32_t communicates(int32_t index) { return registeredOps()[static_cast<size_t>(index)]->communicates; }
+  static void enter(const abi::Replicas *replicas) { replicasOfThread() = replicas; }
+  static const abi::Communication *communication() {
+    static const abi::Communication table = {communicates, enter};
+    return &table;
+  }
   static const abi::Functions *functions() {
     static const abi::Functions table = {abi::kVersion, count,     describe,       create,          gradient, destroy,
                                          gradients,     gradientInputs, gradientOutputs, infer,    compute};
@@ -489,10 +532,14 @@ struct __attribute__((visibility("hidden"))) Bridge {
 
 } // namespace poptorch
 
-// The one symbol that is looked up in loaded libraries.
+// The symbols that are looked up in loaded libraries.
 extern "C" __attribute__((visibility("default"), used)) inline const poptorch::abi::Functions *
 poptorch_custom_ops_v1() {
   return poptorch::Bridge::functions();
+}
+extern "C" __attribute__((visibility("default"), used)) inline const poptorch::abi::Communication *
+poptorch_custom_ops_communication_v1() {
+  return poptorch::Bridge::communication();
 }
 
 #endif // POPTORCH_CUSTOM_OP_HPP

@@ -19,9 +19,13 @@ from poptorch.ops.builtin.definitions import (
     names_in,
     versions_of,
 )
+from poptorch.ops.hints import AVAILABLE_MEMORY
 
 DEVICE_TYPES = {torch.int64: torch.int32, torch.float64: torch.float32}
 """64-bit types have 32 bits on the device."""
+
+_MEMORY = "__available_memory"
+"""The hint for the planner that :func:`poptorch.set_available_memory` gives, too."""
 
 _OPSET = "ops.builtin.opset"
 _KINDS = {
@@ -88,7 +92,11 @@ def call(
             f"Custom op {definition.key} has {len(results)} outputs, but example_outputs has {len(templates)} "
             "templates."
         )
-    return [_presented(*pair) for pair in zip(results, templates, strict=False)]
+    presented = [_presented(*pair) for pair in zip(results, templates, strict=False)]
+    proportion = attributes.get(_MEMORY, ("", 0.0))[1]
+    if context is None or not isinstance(proportion, (int, float)) or not 0 < proportion <= 1:
+        return presented
+    return [AVAILABLE_MEMORY(r, float(proportion)) if r.is_floating_point() else r for r in presented]
 
 
 def apply(

@@ -14,6 +14,9 @@ from poptorch.errors import createPoptorchError
 KINDS: dict[type, str] = {float: "Float", int: "Int", str: "String"}
 LIST_KINDS: dict[type, str] = {float: "Floats", int: "Ints", str: "Strings"}
 
+REPLICAS, SITE = "__replicas", "__site"
+"""Attributes that tell an operator that communicates how many replicas there are, and which of its calls this is."""
+
 ATTR_PREFIX = "attr:"
 attributes_lists: list[dict[str, Any] | None] = []
 """The attributes of the custom operators captured so far, in order; :func:`accessAttributes` reads them."""

@@ -16,7 +16,6 @@ from poptorch.ops.collectives import next_site
 from poptorch.ops.custom import attributes as attribute_types
 from poptorch.ops.custom import registry
 from poptorch.ops.custom.native import LibraryScanner
-from poptorch.ops.custom.python_ops import REPLICAS, SITE
 from poptorch.ops.custom.registry import Key, Operator
 
 registry.add_scanner(LibraryScanner())
@@ -150,7 +149,7 @@ def custom_op(
     if definition.communicates:
         context = ambient.current()
         count = replicas.count_of(None if context is None else context.options)
-        attributes = {**(attributes or {}), REPLICAS: count, SITE: next_site(context)}
+        attributes = {**(attributes or {}), attribute_types.REPLICAS: count, attribute_types.SITE: next_site(context)}
     key, text = definition.key, attribute_types.to_text(attributes)
     operator = registry.instance(key.domain, key.name, key.version, text)
     expected = len(operator.infer(on_device))

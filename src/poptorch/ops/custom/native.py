@@ -12,16 +12,20 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from poptorch import replicas
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
-from poptorch.ops.custom.attributes import typed_from_text
+from poptorch.ops.custom.attributes import REPLICAS, SITE, typed_from_text
 from poptorch.ops.custom.registry import Definition, GradientOp, Key, Operator
 
 _SYMBOL = "poptorch_custom_ops_v1"
+_COMMUNICATION_SYMBOL = "poptorch_custom_ops_communication_v1"
 _ABI_VERSION = 1
 _ERROR_SIZE = 4096
 _SHAPE_ROOM = 4096
@@ -95,11 +99,67 @@ class _Functions(ctypes.Structure):
     ]  # fmt: skip
 
 
+_Gather = ctypes.CFUNCTYPE(_int, _pointer, _long, _pointer)
+
+
+class _Replicas(ctypes.Structure):
+    _fields_ = [("number", _int), ("count", _int), ("gather", _Gather)]
+
+
+class _Communication(ctypes.Structure):
+    _fields_ = [
+        ("communicates", ctypes.CFUNCTYPE(_int, _int)),
+        ("enter", ctypes.CFUNCTYPE(None, ctypes.POINTER(_Replicas))),
+    ]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How an operator reaches other replicas: the library's functions for it, how many there are, and its site."""
+
+    functions: Any
+    count: int
+    site: int
+
+    def of_gradient(self) -> Talk:
+        """The same for the operator's gradient."""
+        return replace(self, site=self.site + 1)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """In here, code of the library on this thread may talk to other replicas."""
+        if self.count == 1:
+            yield
+            return
+        present, errors = replicas.required(self.count), []
+
+        def gather(values: int, size: int, room: int) -> int:
+            try:
+                own = torch.frombuffer(bytearray(ctypes.string_at(values, size)), dtype=torch.uint8)
+                everything = present.exchange(own, range(self.count), self.site, torch.cat).contiguous()
+                ctypes.memmove(room, everything.data_ptr(), everything.numel())
+            except BaseException as error:  # noqa: BLE001  (raised below: no exception may cross C++)
+                errors.append(error)
+                return -1
+            return 0
+
+        structure = _Replicas(present.number, self.count, _Gather(gather))
+        self.functions.enter(ctypes.byref(structure))
+        try:
+            yield
+        except Exception:
+            if errors:
+                raise errors[0] from None
+            raise
+        finally:
+            self.functions.enter(None)
+
+
 class NativeOperator(Operator):
     """An operator object that lives in a shared library."""
 
-    def __init__(self, functions: Any, handle: int, label: str) -> None:
-        self._functions, self._handle, self._label = functions, handle, label
+    def __init__(self, functions: Any, handle: int, label: str, talk: Talk | None = None) -> None:
+        self._functions, self._handle, self._label, self._talk = functions, handle, label, talk
         self._gradients: list[tuple[GradientOp, NativeOperator]] | None = None
 
     def __del__(self) -> None:
@@ -132,6 +192,7 @@ class NativeOperator(Operator):
         with (
             _Described(dense, [t.data_ptr() for t in dense], self._label) as given,
             _Described(outputs, [t.data_ptr() for t in outputs], self._label) as results,
+            nullcontext() if self._talk is None else self._talk.open(),
         ):
             self._checked(self._functions.compute, given, len(dense), results, len(outputs))
         return outputs
@@ -153,7 +214,8 @@ class NativeOperator(Operator):
         handle = self._functions.gradient(self._handle, index, error, _ERROR_SIZE)
         if not handle:
             raise _failure(self._label, error)
-        operator = NativeOperator(self._functions, handle, f"{self._label} (gradient {index})")
+        talk = None if self._talk is None else self._talk.of_gradient()
+        operator = NativeOperator(self._functions, handle, f"{self._label} (gradient {index})", talk)
         triples = _pairs(self._functions.gradient_inputs, handle, 3)
         targets = _pairs(self._functions.gradient_outputs, handle, 2)
         by_input = {grad_input: (_SOURCES[kind], forward) for grad_input, forward, kind in triples}
@@ -208,8 +270,9 @@ def _failure(label: str, error: Any) -> Exception:
     return createPoptorchError(f"Custom op {label} failed: {error.value.decode('utf-8', 'replace')}")
 
 
-def _make(functions: Any, entry: int, label: str, attributes: str) -> NativeOperator:
+def _make(functions: Any, entry: int, label: str, attributes: str, communication: Any = None) -> NativeOperator:
     typed = typed_from_text(attributes)
+    count, site = typed.pop(REPLICAS, ("Int", 1))[1], typed.pop(SITE, ("Int", 0))[1]
     structures = (_Attribute * max(len(typed), 1))()
     alive = []  # ctypes does not keep what a structure points to
     for index, (key, (kind, value)) in enumerate(typed.items()):
@@ -222,7 +285,7 @@ def _make(functions: Any, entry: int, label: str, attributes: str) -> NativeOper
     handle = functions.create(entry, structures, len(typed), error, _ERROR_SIZE)
     if not handle:
         raise _failure(label, error)
-    return NativeOperator(functions, handle, label)
+    return NativeOperator(functions, handle, label, communication and Talk(communication, count, site))
 
 
 def _as_array(kind: str, values: list[Any]) -> Any:
@@ -261,15 +324,31 @@ def _definitions_in(path: str) -> Iterator[Definition]:
             path, functions.abi_version, _ABI_VERSION,
         )  # fmt: skip
         return
+    communication = _communication_of(library)
     for index in range(functions.count()):
         described = _Operator()
         functions.describe(index, ctypes.byref(described))
         key = Key(described.domain.decode(), described.name.decode(), described.version)
 
-        def make(attributes: str, entry: int = described.entry, label: str = str(key)) -> Operator:
-            return _make(functions, entry, label, attributes)
+        talks = communication is not None and bool(communication.communicates(index))
+        others = communication if talks else None
 
-        yield Definition(key, make, described.min_inputs, described.max_inputs, described.outputs, path)
+        def make(
+            attributes: str, entry: int = described.entry, label: str = str(key), others: Any = others
+        ) -> Operator:
+            return _make(functions, entry, label, attributes, others)
+
+        yield Definition(key, make, described.min_inputs, described.max_inputs, described.outputs, path, talks)
+
+
+def _communication_of(library: Any) -> Any:
+    """The functions by which operators reach other replicas; ``None`` in libraries from before there were any."""
+    try:
+        entry_point = getattr(library, _COMMUNICATION_SYMBOL)
+    except AttributeError:
+        return None
+    entry_point.restype = ctypes.POINTER(_Communication)
+    return entry_point().contents
 
 
 class _LoadedObject(ctypes.Structure):

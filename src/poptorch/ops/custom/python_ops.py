@@ -13,11 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch import replicas as replica_state
 from poptorch.errors import createPoptorchError
-from poptorch.ops.custom.attributes import from_text, typed_from_text
+from poptorch.ops.custom.attributes import REPLICAS, SITE, from_text, typed_from_text
 from poptorch.ops.custom.registry import Definition, GradientOp, Key, Operator, add
-
-REPLICAS, SITE = "__replicas", "__site"
-"""Attributes that tell an operator how many replicas there are, and which of its calls this is."""
 
 _TYPE_NAMES = ("Float", "Int", "String", "Floats", "Ints", "Strings")
 
