@@ -1,4 +1,4 @@
-"""The only place that talks to TorchInductor: decompose a function into its operators, compile a graph to a kernel."""
+"""Graphs for TorchInductor, and kernels from it: decompose a function into operators, compile a graph to a kernel."""
 
 from __future__ import annotations
 
