@@ -78,6 +78,9 @@ BROKEN = {
     "%2 is reused and no operand": program(call(to=(2,)), call(0, reuses=(2,), frees=(2,))),
     "%1, which differs from call to call, is prepared from": program(Prepared("k", (1,), (2,))),
     "%12 has no name": program(call(to=(12,))),
+    "arguments of one value each come before another one": program(
+        arguments=(Argument("operands", (0, 1), apart=True), Argument("random"))
+    ),
     "two values have one name": dataclasses.replace(program(), names=("a", "a")),
     "a name of a value is no name of Python": dataclasses.replace(program(), names=("a", "b c")),
 }
