@@ -225,8 +225,8 @@ VERIFY = Flag(
 DUMP = PathName(
     "POPTORCH_DUMP",
     None,
-    "Write the program as it was captured, and after each compiler pass, to numbered files in a folder for each "
-    "compiled model.",
+    "Write the program as it was captured, and what it is after each compiler pass, host step and kernel pass, "
+    "to numbered files in a folder for each compiled model.",
     _AT_COMPILE,
 )
 CODEGEN = Choice(

@@ -26,6 +26,7 @@ from poptorch.executable.host_program import (
     Value,
 )
 from poptorch.executable.host_verify import BrokenHostProgram, verify
+from poptorch.host.store import cache
 
 PRINTED = Path(__file__).parent / "printed"
 
@@ -77,6 +78,9 @@ BROKEN = {
     "%2 is reused and no operand": program(call(to=(2,)), call(0, reuses=(2,), frees=(2,))),
     "%1, which differs from call to call, is prepared from": program(Prepared("k", (1,), (2,))),
     "%12 has no name": program(call(to=(12,))),
+    "arguments of one value each come before another one": program(
+        arguments=(Argument("operands", (0, 1), apart=True), Argument("random"))
+    ),
     "two values have one name": dataclasses.replace(program(), names=("a", "a")),
     "a name of a value is no name of Python": dataclasses.replace(program(), names=("a", "b c")),
 }
@@ -186,3 +190,22 @@ def test_each_step_and_pass_is_dumped(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "micro_batch(" in files[3].read_text()
     assert "update(" in files[4].read_text()
     assert "step(" in files[5].read_text()
+
+
+@pytest.mark.timeout(600)  # a C++ compiler at work
+def test_each_pass_of_native_stages_is_dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("POPTORCH_CODEGEN", "native")
+    monkeypatch.setenv("POPTORCH_DUMP", str(tmp_path))
+    monkeypatch.setattr(cache, "local_folder", lambda: None)  # what is found is not made
+    model = TwoLayers()
+    poptorch.BeginBlock(model.second, ipu_id=1)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    executor.compile(torch.ones(8, 4), torch.ones(8, 3))
+    names = [file.name[3:-4] for file in sorted((tmp_path / "training-1" / "host").iterdir())]
+    for stage in ("forward-of-part-0", "backward-of-part-1"):
+        passes = [name.removeprefix(f"{stage}-") for name in names if name.startswith(stage)]
+        expected = ["whole", "random-keys", "own-inputs", "factors", "kernels"]
+        assert passes == [name for name in expected if name != "factors" or stage.startswith("backward")]
+    assert names[-1] == "update"

@@ -57,6 +57,8 @@ class _Check:
         program = self._program
         self._require(len(set(program.names)) == len(program.names), "two values have one name")
         self._require(all(map(str.isidentifier, program.names)), "a name of a value is no name of Python")
+        apart = [argument.apart for argument in program.arguments]
+        self._require(not any(apart[:-1]), "arguments of one value each come before another one")
         for argument in program.arguments:
             self._enter(argument)
         for step in program.steps:

@@ -21,7 +21,7 @@ from poptorch.host.native.draft import Draft
 from poptorch.host.native.inductor import Target
 from poptorch.host.native.layouts import weight_formats
 from poptorch.host.native.optimizers import updates_in_library, updates_many_weights
-from poptorch.host.native.passes import joins_update, make, make_update
+from poptorch.host.native.passes import Write, joins_update, make, make_update
 from poptorch.host.store.code_store import CodeStore, code_key
 from poptorch.options.progress import Progress
 from poptorch.program.program import Program
@@ -96,6 +96,13 @@ class NativeBuild:
             stages = tuple(self._stage(s) if self._device.runs(s.description) else s for s in code.stages)
         self.made = dataclasses.replace(code, stages=stages)
 
+    def _writing(self, stage: HostStage) -> Write | None:
+        """What takes the programs of a stage after each pass, by the name of both where there are several stages."""
+        write = self._write
+        if write is None or len(self.made.stages) == 1:
+            return write
+        return lambda name, text: write(f"{stage.description.label} {name}", text)
+
     def generate_update(self) -> None:
         """The code of the update, unless a library updates all weights at once."""
         if not self._apart or self.made.step is not None or self._update is None:
@@ -127,7 +134,7 @@ class NativeBuild:
         def generated() -> Code:
             factored, products = in_factors(program) if accumulates else (program, NO_PRODUCTS)
             about = {"products": products, "buckets": buckets, "is_stage": is_stage and program.training}
-            return make(Draft.of(factored, target, **about), self._write)
+            return make(Draft.of(factored, target, **about), self._writing(stage))
 
         kind = ["stage" if is_stage else "micro-batch", accumulates, *buckets]
         made = self._store.obtain(code_key(str(kind), program, None, target), program, generated)

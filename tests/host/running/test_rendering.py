@@ -220,3 +220,11 @@ def code_inputs(executor: Any) -> Any:
 
 def random_of(executor: Any) -> Any:
     return executor._session.engine.random.of_group(0, 0)
+
+
+@both
+def test_values_may_be_arguments_of_their_own(way: Way) -> None:
+    arguments = (Argument("random"), Argument("operands", (0, 1), apart=True))
+    steps = (RandomKey(2), KernelCall("add", (0, 1, 2), (3, 4)))
+    update = HostProgram("update", arguments, steps, (3,), tuple("abcde"), {"add": Kernel("add", add)})
+    assert way(update)(RandomSource(4), t(1.0), t(2.0))[0].item() == 7.0

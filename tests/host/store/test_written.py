@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from typing import Any
 
 import pytest
@@ -27,10 +28,10 @@ from poptorch.executable.host_program import (
 )
 from poptorch.host.native.inductor import graph_kernel
 from poptorch.host.running.rendering import code_of
-from poptorch.host.store import cache
+from poptorch.host.store import cache, code_store
 from poptorch.host.store import kernel_files as binaries
 from poptorch.host.store.kernel_files import NotPortable
-from poptorch.host.store.written import read, written
+from poptorch.host.store.written import FORMAT, read, written
 
 
 def passed_on(program: HostProgram) -> HostProgram:
@@ -203,3 +204,17 @@ def test_the_text_without_sources():
     for gone in ("extern \"C\"", "async_compile", "random", "get_args", "import"):
         assert gone not in text
     assert binaries._free_names(compile(text, "kernel", "exec")) == {"fused", "extern_kernels"}
+
+
+def test_the_key_knows_the_passes_and_no_other_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    original = pathlib.Path.read_bytes
+
+    def noted(self: pathlib.Path) -> bytes:
+        read.append(self.parent.name)
+        return original(self)
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", noted)
+    code_store._passes.cache_clear()
+    assert code_store.surroundings()["poptorch"][1] == FORMAT
+    assert set(read) == {"native"}

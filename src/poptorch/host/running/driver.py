@@ -31,10 +31,13 @@ def driven(program: HostProgram) -> Callable[..., Sequence[Any]]:
 
     def run(*arguments: Any) -> Sequence[Any]:
         values: list[Any] = [None] * size
-        given = dict(zip((a.name for a in program.arguments if not a.apart), arguments, strict=False))
+        given: dict[str, Any] = {}
         rest = iter(arguments)
         for argument in program.arguments:
-            taken = [next(rest) for _ in argument.values] if argument.apart else next(rest)
+            if argument.apart:
+                taken: Any = [next(rest) for _ in argument.values]
+            else:
+                taken = given[argument.name] = next(rest)
             for number, value in zip(argument.values, taken if argument.values else (), strict=True):
                 values[number] = value
         del arguments, rest, taken

@@ -2,19 +2,22 @@
 
 An entry is one host program. Its key says all that the program depends on: the graph with its shapes, the target, the
 versions of this package, torch and Python, the settings of Inductor and the processor. Weights, learning rates and the
-number of device iterations are not among them, so changing these compiles nothing. The key does not say how this
-package makes native code: whatever an entry of the same key was made by, it computes the same. Only the written form
-has a number (:data:`~poptorch.host.store.written.FORMAT`).
+number of device iterations are not among them, so changing these compiles nothing. Of this package's own text, the
+passes that make native code count (``host/native``): while they are being worked on, the version stays the same.
+Everything else may change, because entries are read as data, whose form has a number
+(:data:`~poptorch.host.store.written.FORMAT`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -174,7 +177,7 @@ def surroundings() -> dict[str, Any]:
 
     settings = {name: repr(value) for name, value in config.save_config_portable().items()}
     return {
-        "poptorch": [__version__, FORMAT],
+        "poptorch": [__version__, FORMAT, _passes()],
         "torch": [torch.__version__, str(torch.version.git_version)],
         "python": [sys.implementation.cache_tag, platform.machine()],
         "processor": processor(),
@@ -186,3 +189,12 @@ def surroundings() -> dict[str, Any]:
             torch.get_float32_matmul_precision(),
         ],
     }
+
+
+@cache
+def _passes() -> str:
+    """The identity of what makes native code."""
+    text = hashlib.sha256()
+    for path in sorted((Path(__file__).parents[1] / "native").glob("*.py")):
+        text.update(path.name.encode() + path.read_bytes())
+    return text.hexdigest()
