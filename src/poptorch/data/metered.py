@@ -70,7 +70,7 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
         self._slots = slots_for(loader.prefetch_factor)
-        self._stopped = StoppedWatch()
+        self._stopped = StoppedWatch(loader.timeout)
         self._halted = ""
         self._waits = False
         super().__init__(loader)

@@ -53,7 +53,8 @@ def kill_stopped(pids: Iterable[int | None]) -> None:
 class StoppedWatch:
     """Looks after processes while nothing comes from them: one that is halted sends nothing, and does not end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = 0.0) -> None:
+        self._limit_s = min(limit_s or STOPPED_S, STOPPED_S)
         self._since: float | None = None
 
     def problem(self, pids: Iterable[int | None]) -> str:
@@ -66,11 +67,11 @@ class StoppedWatch:
             self._since = now
             logger.warning(
                 "No data comes: %s. 'kill -CONT %d' lets it go on; after %g s the loader ends it.",
-                describe(stopped), stopped[0], STOPPED_S,
+                describe(stopped), stopped[0], self._limit_s,
             )  # fmt: skip
-        elif now - self._since > STOPPED_S:
+        elif now - self._since > self._limit_s:
             return (
-                f"No data has come from a process that loads it for more than {STOPPED_S:g} s: {describe(stopped)}. It "
+                f"No data has come from a process that loads it for more than {self._limit_s:g} s: {describe(stopped)}. It "
                 "was halted by a signal (SIGSTOP), and has been ended."
             )
         return ""
