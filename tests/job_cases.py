@@ -153,7 +153,8 @@ def odd_clock(process: int, processes: int) -> None:
 CASES: dict[str, Callable[..., None]] = {
     case.__name__: case
     for case in (
-        by_launcher, odd_clock, ports, ends_at_once, ends_while_needed, network_goes, impostor, untrue_file, interrupted_at_random,
+        by_launcher, odd_clock, ports, ends_at_once, ends_while_needed, network_goes, impostor, untrue_file,
+        interrupted_at_random,
     )
 }  # fmt: skip
 

@@ -18,12 +18,11 @@ LIMIT_SECONDS = 12
 LONGEST_DELAY = 3.0
 
 FEW, MANY = 4, 100
+TRIES = [pytest.param(number, marks=pytest.mark.exhaustive if number >= FEW else ()) for number in range(MANY)]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=pytest.mark.exhaustive if n >= FEW else ()) for n in range(MANY)]
-)
+@pytest.mark.parametrize("number", TRIES)
 def test_a_signal_at_a_random_moment(number: int, tmp_path: Path) -> None:
     chance = random.Random(number)
     count, what = chance.choice([2, 3]), chance.choice(SIGNALS)

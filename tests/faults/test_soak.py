@@ -23,7 +23,7 @@ def test_nothing_grows(seconds: str, code: str) -> None:
         ended = job.wait(float(seconds) + 2 * processes.PATIENCE)
     for end in ended:
         assert end.code == 0, end.output[-3000:]
-        found = dict((name, (int(a), int(b))) for name, a, b in re.findall(r"(\w+) (\d+) (\d+);", end.output))
+        found = {name: (int(a), int(b)) for name, a, b in re.findall(r"(\w+) (\d+) (\d+);", end.output)}
         print(end.output.splitlines()[-1])
         assert found["memory"][1] - found["memory"][0] < GROWTH, found
         assert found["files"][1] <= found["files"][0], found

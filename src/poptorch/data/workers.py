@@ -71,8 +71,8 @@ class StoppedWatch:
             )  # fmt: skip
         elif now - self._since > self._limit_s:
             return (
-                f"No data has come from a process that loads it for more than {self._limit_s:g} s: {describe(stopped)}. It "
-                "was halted by a signal (SIGSTOP), and has been ended."
+                f"No data has come from a process that loads it for more than {self._limit_s:g} s: "
+                f"{describe(stopped)}. It was halted by a signal (SIGSTOP), and has been ended."
             )
         return ""
 
@@ -138,6 +138,7 @@ class WorkerStart:
         self._function = function
 
     def __call__(self, number: int) -> None:
-        worker.ExceptionWrapper = Failure  # type: ignore[attr-defined]  in the worker's process only
+        # In the worker's process only.
+        worker.ExceptionWrapper = Failure  # type: ignore[attr-defined]
         if self._function is not None:
             self._function(number)

@@ -69,9 +69,9 @@ class Invitation:
 
 def _cannot_write(path: Path, error: OSError) -> Exception:
     return createPoptorchError(
-        f"Process 0 cannot tell the others of this host where it listens: {path}: {error.strerror}. Set TMPDIR to a folder "
-        f"that all of them can write to, or {environment.RENDEZVOUS.name} to an address and {environment.JOB_SECRET.name} "
-        "to a random text."
+        f"Process 0 cannot tell the others of this host where it listens: {path}: {error.strerror}. Set TMPDIR to a "
+        f"folder that all of them can write to, or {environment.RENDEZVOUS.name} to an address and "
+        f"{environment.JOB_SECRET.name} to a random text."
     )
 
 
