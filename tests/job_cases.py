@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
@@ -139,10 +140,21 @@ def interrupted_at_random(process: int, processes: int, seconds: str) -> None:
     group.barrier()
 
 
+def odd_clock(process: int, processes: int) -> None:
+    """The clock on the wall jumps by years, forth and back."""
+    real, chance = time.time, random.Random(process)
+    time.time = lambda: real() + chance.uniform(-1e8, 1e8)
+    group = met(process, processes)
+    for _ in range(20):
+        group.barrier()
+    print("met")
+
+
 CASES: dict[str, Callable[..., None]] = {
     case.__name__: case
     for case in (
-        by_launcher, ports, ends_at_once, ends_while_needed, network_goes, impostor, untrue_file, interrupted_at_random,
+        by_launcher, odd_clock, ports, ends_at_once, ends_while_needed, network_goes, impostor, untrue_file,
+        interrupted_at_random,
     )
 }  # fmt: skip
 

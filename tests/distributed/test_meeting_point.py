@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -248,6 +249,20 @@ def test_an_invitation_is_for_this_user_only(tmp_path: Path, monkeypatch: pytest
     path.chmod(0o644)
     with pytest.raises(Error, match="not a private file"):
         Invitation.read(path)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(invitations.os, "open", full)
+        with pytest.raises(Error, match=r"cannot tell the others .* No space left on device. Set TMPDIR"):
+            Invitation.by_this_process(7, SECRET).write(tmp_path / "job.json")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(invitations.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+    with pytest.raises(Error, match="cannot tell the others"):
+        invitations.private_folder()
 
 
 def test_a_folder_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

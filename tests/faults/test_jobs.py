@@ -165,6 +165,21 @@ def test_all_processes_end_when_the_network_goes_away(tmp_path: Path) -> None:
         assert "RecoverableError PARTITION_RESET" in end.output
 
 
+@pytest.mark.skipif(bool(virtual_hosts.why_not()), reason=f"no second host: {virtual_hosts.why_not()}")
+@pytest.mark.parametrize("secret", [{}, {"POPTORCH_JOB_SECRET": "of these"}], ids=["open", "secret"])
+def test_processes_of_two_hosts_meet_by_the_store_of_torch(secret: dict[str, str], tmp_path: Path) -> None:
+    with virtual_hosts.connected(tmp_path) as hosts:
+        master = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29557", **secret}
+        variables = [{**host.variables, **master} for host in hosts]
+        prefixes = [host.prefix for host in hosts]
+        with processes.Job(PROGRAM, 2, "ports", variables=variables, prefixes=prefixes, seconds=60) as job:
+            ended = job.wait()
+    assert_all_ended_well(ended)
+    for end in ended:
+        assert "00000000" not in end.output
+        assert end.output.count("have no secret") == (not secret)
+
+
 def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -21,7 +21,7 @@ from poptorch import profiling
 from poptorch.data.pool import PooledCollate, forget_pools, slots_for
 from poptorch.data.segments import remove_segments
 from poptorch.data.waiting import WaitMeter
-from poptorch.data.workers import StoppedWatch, WorkerStart, describe, kill_stopped, watch
+from poptorch.data.workers import WorkerStart, WorkerWatch, describe, kill_stopped
 from poptorch.profiling import channel
 
 _CHANNEL = profiling.Channel("poptorch.DataLoader")
@@ -70,11 +70,9 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], meter: WaitMeter | None) -> None:
         self._meter = meter
         self._slots = slots_for(loader.prefetch_factor)
-        self._stopped = StoppedWatch()
-        self._halted = ""
-        self._waits = False
+        self._watch = WorkerWatch(loader.timeout)
         super().__init__(loader)
-        watch(self)
+        self._watch.pids = [worker.pid for worker in self._workers]
 
     @property
     def _collate_fn(self) -> Any:
@@ -94,34 +92,22 @@ class _WithWorkers(_Metered, _Lean, _MultiProcessingDataLoaderIter):
     def _worker_init_fn(self, function: Any) -> None:
         self._worker_start = WorkerStart(function)
 
-    def look(self) -> None:
-        """From another thread, now and then: end workers that are halted while their data is waited for.
-
-        The consumer may be in the middle of reading what such a worker has begun to write. Their end wakes it up.
-        """
-        if not self._waits:
-            return
-        pids = [worker.pid for worker in self._workers]
-        self._halted = self._halted or self._stopped.problem(pids)
-        if self._halted:
-            kill_stopped(pids)
-
     def _shutdown_workers(self) -> None:
         kill_stopped(worker.pid for worker in self._workers)  # they would never hear that they are to end
         super()._shutdown_workers()
         forget_pools(worker.pid for worker in self._workers)
 
     def _next_data(self) -> Any:
-        self._waits = True
+        self._watch.waits = True
         try:
             return self._next_or_cause()
         except (EOFError, OSError, RuntimeError) as error:
-            if not self._halted:
+            if not self._watch.problem:
                 raise
             self._give_up()
-            raise RuntimeError(self._halted) from error
+            raise RuntimeError(self._watch.problem) from error
         finally:
-            self._waits = False
+            self._watch.waits = False
 
     def _next_or_cause(self) -> Any:
         try:

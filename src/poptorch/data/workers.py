@@ -9,9 +9,9 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker
@@ -53,7 +53,8 @@ def kill_stopped(pids: Iterable[int | None]) -> None:
 class StoppedWatch:
     """Looks after processes while nothing comes from them: one that is halted sends nothing, and does not end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = 0.0) -> None:
+        self._limit_s = min(limit_s or STOPPED_S, STOPPED_S)
         self._since: float | None = None
 
     def problem(self, pids: Iterable[int | None]) -> str:
@@ -66,31 +67,52 @@ class StoppedWatch:
             self._since = now
             logger.warning(
                 "No data comes: %s. 'kill -CONT %d' lets it go on; after %g s the loader ends it.",
-                describe(stopped), stopped[0], STOPPED_S,
+                describe(stopped), stopped[0], self._limit_s,
             )  # fmt: skip
-        elif now - self._since > STOPPED_S:
+        elif now - self._since > self._limit_s:
             return (
-                f"No data has come from a process that loads it for more than {STOPPED_S:g} s: {describe(stopped)}. It "
-                "was halted by a signal (SIGSTOP), and has been ended."
+                f"No data has come from a process that loads it for more than {self._limit_s:g} s: "
+                f"{describe(stopped)}. It was halted by a signal (SIGSTOP), and has been ended."
             )
         return ""
 
 
-class _Watched(Protocol):
+class WorkerWatch:
+    """Ends workers that are halted while their data is waited for; another thread looks now and then.
+
+    The consumer may be in the middle of reading what such a worker has begun to write. Their end wakes it up.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._stopped = StoppedWatch(limit_s)
+        self.pids: Sequence[int | None] = ()
+        """The workers."""
+
+        self.waits = False
+        """Whether the consumer waits."""
+
+        self.problem = ""
+        """Why workers were ended."""
+
+        _watch(self)
+
     def look(self) -> None:
-        """Look after one's workers."""
+        """Look after the workers."""
+        if self.waits:
+            self.problem = self.problem or self._stopped.problem(self.pids)
+            if self.problem:
+                kill_stopped(self.pids)
 
 
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+_watched: weakref.WeakSet[WorkerWatch] = weakref.WeakSet()
 _guard = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def watch(iterator: _Watched) -> None:
-    """Have an iterator look after its workers now and then, as long as there is one that does."""
+def _watch(watch: WorkerWatch) -> None:
     global _thread
     with _guard:
-        _watched.add(iterator)
+        _watched.add(watch)
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_look_now_and_then, name="poptorch-worker-watch", daemon=True)
             _thread.start()
@@ -104,8 +126,12 @@ def _look_now_and_then() -> None:
             if not _watched:
                 _thread = None
                 return
-        for iterator in list(_watched):
-            iterator.look()
+        _look_at_all()
+
+
+def _look_at_all() -> None:
+    for watch in list(_watched):
+        watch.look()
 
 
 def _forget() -> None:
@@ -137,6 +163,7 @@ class WorkerStart:
         self._function = function
 
     def __call__(self, number: int) -> None:
-        worker.ExceptionWrapper = Failure  # type: ignore[attr-defined]  in the worker's process only
+        # In the worker's process only.
+        worker.ExceptionWrapper = Failure  # type: ignore[attr-defined]
         if self._function is not None:
             self._function(number)

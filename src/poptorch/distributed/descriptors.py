@@ -49,7 +49,7 @@ class Counter:
                 connection, _ = self._listening.accept()
                 with connection:
                     pid = _process_at(connection)
-                    if pid in pids and pid not in found:
+                    if pid is not None and pid in pids and pid not in found:
                         connection.settimeout(max(1e-3, deadline - time.monotonic()))
                         found[pid] = _received(connection)
         except BaseException as error:

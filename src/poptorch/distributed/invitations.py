@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -33,11 +34,16 @@ class Invitation:
     def write(self, path: Path) -> None:
         """As a whole, in place of what an earlier process left."""
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(file, "w", encoding="utf-8") as out:
-            json.dump({**asdict(self), "secret": self.secret.decode()}, out)
-        draft.replace(path)
+        try:
+            draft.unlink(missing_ok=True)
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(file, "w", encoding="utf-8") as out:
+                json.dump({**asdict(self), "secret": self.secret.decode()}, out)
+            draft.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise _cannot_write(path, error) from error
 
     @staticmethod
     def read(path: Path) -> Invitation | None:
@@ -61,11 +67,22 @@ class Invitation:
         return invitation if alive and 0 < port <= _MOST_PORTS else None
 
 
+def _cannot_write(path: Path, error: OSError) -> Exception:
+    return createPoptorchError(
+        f"Process 0 cannot tell the others of this host where it listens: {path}: {error.strerror}. Set TMPDIR to a "
+        f"folder that all of them can write to, or {environment.RENDEZVOUS.name} to an address and "
+        f"{environment.JOB_SECRET.name} to a random text."
+    )
+
+
 def private_folder() -> Path:
     """A folder in the temporary one. Others can guess its name: only our own is used."""
     folder = Path(tempfile.gettempdir()) / f"poptorch-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    about = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
     if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode):
         raise createPoptorchError(
             f"{folder} is not a folder of this user. Set TMPDIR to a folder of your own, or "
