@@ -59,9 +59,9 @@ def dynamic_shape_error(func: Any, where: SourceLocation | str | None) -> Dynami
     )
 
 
-def _written_at(where: SourceLocation | None) -> str:
+def _written_at(where: SourceLocation | str | None) -> str:
     """The user's line, as far as its file can be read: masks in an index and ``nonzero`` become the same operation."""
-    return "" if where is None else linecache.getline(where.file, where.line)
+    return "" if not isinstance(where, SourceLocation) else linecache.getline(where.file, where.line)
 
 
 def refuse_dynamic_shape(func: Any, args: Any, kwargs: Any, where: SourceLocation | None) -> None:

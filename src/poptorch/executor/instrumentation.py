@@ -204,7 +204,7 @@ def _plain(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
         return nn.Parameter(data, tensor.requires_grad) if issubclass(type(tensor), nn.Parameter) else data
 
 
-_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRADIENT: Any = getattr(torch.Tensor.grad, "__get__")  # noqa: B009 - torch types the property as its value
 
 
 def _watched_tensor(base: type, reference: weakref.ref[Watcher]) -> type:
