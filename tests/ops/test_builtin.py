@@ -39,7 +39,7 @@ class Calls(nn.Module):
         self.case, self.templates = case, templates
         self.weights = nn.ParameterList(t.float() for t in case.inputs if isinstance(t, torch.Tensor))
 
-    def forward(self, *given: torch.Tensor) -> Any:
+    def forward(self, *given: torch.Tensor, mark: bool = True) -> Any:
         weights, others = iter(self.weights), iter(given)
         inputs = [
             next(weights) if isinstance(i, torch.Tensor) else next(others) if isinstance(i, Given) else i.tensor
@@ -50,7 +50,8 @@ class Calls(nn.Module):
             inputs, case.name, case.domain, case.version, self.templates, case.attributes or None
         )
         total = sum((w.sum() for w in self.weights), torch.zeros(()))
-        return [*results, poptorch.identity_loss(total + weighed(results).float(), "none")]
+        loss = total + weighed(results).float()
+        return [*results, poptorch.identity_loss(loss, "none") if mark else loss]
 
 
 def weighed(results: list[torch.Tensor]) -> torch.Tensor:
@@ -156,3 +157,36 @@ def test_the_page_lists_all_operators() -> None:
     script = Path(__file__).parents[2] / "scripts" / "generate_builtin_operators.py"
     done = preloaded.run([script, "--check"])
     assert done.returncode == 0, done.stderr
+
+
+SAMPLE = ("SequenceSlice-1-zero0", "ScatterReduce-1-max", "Histogram-1", "AveragePool-10-counted")
+
+
+class CallsAll(nn.Module):
+    """Several cases, one after the other."""
+
+    def __init__(self, parts: list[Calls]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        left, results, total = iter(tensors), [], torch.zeros(())
+        for part in self.parts:
+            *values, loss = part(*[next(left) for i in part.case.inputs if isinstance(i, Given)], mark=False)
+            results += values
+            total = total + loss
+        return [*results, poptorch.identity_loss(total, "none")]
+
+
+def test_a_sample_in_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_id = {case.id.partition("-")[2]: case for case in CASES}
+    cases = [by_id[name] for name in SAMPLE]
+    results = []
+    for level in ("interpret", "native"):
+        monkeypatch.setenv("POPTORCH_CODEGEN", level)
+        parts = [Calls(case, [r.float() if r.dtype is torch.float64 else r for r in meant(case)[0]]) for case in cases]
+        executor = poptorch.inferenceModel(CallsAll(parts))
+        results.append(executor(*[tensor for case in cases for tensor in given(case)]))
+        executor.destroy()
+    for interpreted, native in zip(*results, strict=True):
+        torch.testing.assert_close(native, interpreted, rtol=1e-4, atol=1e-4)
