@@ -268,7 +268,6 @@ class _Writer:
         kwargs = tuple((k, self._value(self._widened(v))) for k, v in node.kwargs.items())
         call = Apply(function, args, kwargs)
         if not is_half(node):
-            args, kwargs = self._arguments(node)
             self._call(node, function, args, kwargs)
         elif self._numerics.stochastic_rounding and is_arithmetic(node):
             narrow = self._function(f"narrow_{len(self._functions)}", stochastic_rounding(node))
