@@ -187,9 +187,9 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     executor.addCallback(logger)
     expected = losses(executor, 3)
     executor.destroy()
+    wandb.teardown()  # its own process writes the file, and ends now
     (file,) = tmp_path.rglob("*.wandb")
     assert written(file, "loss") == pytest.approx(expected)
-    wandb.teardown()
 
 
 def written(file: Path, name: str) -> list[float]:
