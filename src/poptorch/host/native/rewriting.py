@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.fx_passes import reinplace
 
 from poptorch.program.graphs import memory_root
 
@@ -29,6 +30,7 @@ class FasterForms(CustomGraphPass):
         """Rewrite the graph."""
         take_biases_apart(graph)
         sum_columns_by_products(graph)
+        write_lists_at_the_end()
 
     def uuid(self) -> object:
         """What Inductor's cache tells versions of this apart by."""
@@ -62,6 +64,21 @@ def _shape_of_users(node: fx.Node) -> list[int]:
     shape = list(node.meta["val"].shape)
     views = [list(u.meta["val"].shape) for u in node.users if u.target in (aten.view.default, aten.reshape.default)]
     return next((view for view in views if view and view[-1] == shape[-1]), shape)
+
+
+# -- updates of lists of weights -----------------------------------------------------------------------------------
+
+
+def write_lists_at_the_end() -> None:
+    """Let an update of a list (``_foreach_add`` and a copy to each weight) stay what it is.
+
+    Inductor, in a pass that comes after this one, makes one operation of it that writes in place. For a CPU it then
+    writes the first weight of the list before it has computed the others. What the new value of the second is computed
+    from is part of the same loop, and if the first weight is among it, it is read when it has changed already: the
+    gradient of ``s`` in ``x * s`` reads ``x``. Copies that stand by themselves wait for all who read. The table is
+    Inductor's own; for CPUs nothing else comes of it.
+    """
+    reinplace.inplaceable_foreach_ops.clear()
 
 
 # -- sums of columns -----------------------------------------------------------------------------------------------
