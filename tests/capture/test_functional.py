@@ -53,8 +53,8 @@ def forms(monkeypatch):
     made = []
 
     def noting(make):
-        def note(graph_module, ports):
-            form = make(graph_module, ports)
+        def note(graph_module, ports, constants):
+            form = make(graph_module, ports, constants)
             made.append((operations(graph_module), operations(form)))
             return form
 

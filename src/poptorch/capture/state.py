@@ -57,7 +57,8 @@ def is_constant(buffer: torch.Tensor) -> bool:
     >>> is_constant(torch.eye(2)), is_constant(torch.eye(2).to_sparse())
     (False, True)
     """
-    return buffer.layout is torch.sparse_coo
+    with torch._C.DisableTorchFunctionSubclass():  # not a look at its values, which would fetch them
+        return buffer.layout is torch.sparse_coo
 
 
 def collect_state(model: nn.Module) -> list[StateEntry]:

@@ -193,8 +193,8 @@ class OptionsSetters:
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Whether buffers are meant to be broadcast from one replica, which is not supported: a
-        replicated model that writes to a buffer then does not compile. ``False`` lets each replica keep its
-        own.
+        replicated model whose ``forward`` writes to a buffer then does not compile. ``False`` lets each
+        replica         keep its own, as it does with the running statistics of normalisations in any case.
 
         Effect: checked when a replicated model is compiled.
 
