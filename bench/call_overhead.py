@@ -1,6 +1,6 @@
 """What calling a wrapped model costs beside the eager module: a one-op model, microseconds and ratio.
 
-    python bench/call_overhead.py
+python bench/call_overhead.py
 """
 
 from __future__ import annotations

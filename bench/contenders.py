@@ -96,7 +96,6 @@ def _training(model: torch.nn.Module, inputs: Tensors, optimizer: torch.optim.Op
             optimizer.step()
             return loss
     else:
-
         # Everyone gets the whole batch and cuts it.
         micro_batches = list(zip(*(t.chunk(accumulation) for t in _stacked(inputs, accumulation)), strict=True))
 

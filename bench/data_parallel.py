@@ -208,7 +208,5 @@ class Training:
 
     def strong_speedup(self, transport: Transport, processes: int, exchange: Exchange) -> float:
         """How many times faster many processes are than one, if all together have as many samples."""
-        one, many = (
-            self.seconds(transport, count, exchange, self.global_samples / count) for count in (1, processes)
-        )
+        one, many = (self.seconds(transport, count, exchange, self.global_samples / count) for count in (1, processes))
         return one / many

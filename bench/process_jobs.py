@@ -1,8 +1,8 @@
 """What the processes of a measured job do. ``bench/hosts.py`` starts them; process 0 prints JSON in its last line.
 
-    python bench/hosts.py 4 bench/process_jobs.py transport
-    python bench/hosts.py 4 bench/process_jobs.py train
-    python bench/hosts.py 1 bench/process_jobs.py compute
+python bench/hosts.py 4 bench/process_jobs.py transport
+python bench/hosts.py 4 bench/process_jobs.py train
+python bench/hosts.py 1 bench/process_jobs.py compute
 """
 
 from __future__ import annotations

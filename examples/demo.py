@@ -98,9 +98,7 @@ def slow_down(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] /= 10
 
 
-def train(
-    model: Classifier, data: TensorDataset
-) -> tuple[list[tuple[float, float]], poptorch.ipu_model.Estimate]:
+def train(model: Classifier, data: TensorDataset) -> tuple[list[tuple[float, float]], poptorch.ipu_model.Estimate]:
     """Train on the device and in PyTorch with the same batches.
 
     Returns both mean losses of each call, and what the IPU Model says of the training program.

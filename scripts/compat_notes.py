@@ -43,7 +43,7 @@ NOTES: tuple[Note, ...] = (
     ),
     Note(
         "a returned value that follows from the loss",
-        "Back-propagation starts at the marked loss: `cross_entropy(..., reduction=\"sum\") / n` trains without the "
+        'Back-propagation starts at the marked loss: `cross_entropy(..., reduction="sum") / n` trains without the '
         "division.",
         "If the marked loss is not returned and one scalar that follows from it is, back-propagation starts there; "
         "with `strictCompatibility` at the mark.",

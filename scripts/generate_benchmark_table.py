@@ -1,6 +1,6 @@
 """Writes the benchmark table of README.md from bench/results.json; ``make bench`` ends with it.
 
-    python scripts/generate_benchmark_table.py --check      # only say, with the exit code, whether it is up to date
+python scripts/generate_benchmark_table.py --check      # only say, with the exit code, whether it is up to date
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ def introduction() -> str:
 
 What exists in `poptorch` {poptorch.__version__}, taken from the code. What is not listed is not there."""
 
+
 def differences() -> str:
     """The recorded differences, one row each."""
     rows = [(note.topic, note.original, note.here) for note in compat_notes.NOTES]
@@ -87,8 +88,7 @@ def options() -> str:
         groups.setdefault(option.group, []).append(option)
     header = ("option", "what it sets", "effect here")
     tables = [
-        f"### `{prefix(group)}`\n\n" + table(header, map(option_row, members))
-        for group, members in groups.items()
+        f"### `{prefix(group)}`\n\n" + table(header, map(option_row, members)) for group, members in groups.items()
     ]
     return "\n\n".join([f"## Options\n\n{legend}", *tables, backend_keys()])
 

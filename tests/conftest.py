@@ -47,7 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     keep_some(config, items)
 
 
-
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

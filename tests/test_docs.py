@@ -50,9 +50,7 @@ def anchors(page: Path) -> set[str]:
     text = pages.FENCE.sub("", page.read_text())
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     given = {found[1] for heading in headings if (found := re.search(r"\{#(.+)\}$", heading))}
-    return given | {
-        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings
-    }
+    return given | {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

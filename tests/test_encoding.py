@@ -28,10 +28,12 @@ _COMPLEX = st.complex_numbers(allow_nan=False)
 KEYS = st.text() | st.integers() | st.booleans() | st.tuples(st.integers())
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.floats(allow_nan=False), _COMPLEX),
-    lambda inner: st.lists(inner)
-    | st.tuples(inner, inner)
-    | st.dictionaries(KEYS, inner)
-    | st.dictionaries(KEYS, inner).map(OrderedDict),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(KEYS, inner)
+        | st.dictionaries(KEYS, inner).map(OrderedDict)
+    ),
     max_leaves=12,
 )
 

@@ -54,9 +54,7 @@ def test_members_and_values(name):
 
 def test_there_are_no_others():
     public = {
-        name
-        for name, value in vars(enums).items()
-        if isinstance(value, enum.EnumMeta) and not name.startswith("_")
+        name for name, value in vars(enums).items() if isinstance(value, enum.EnumMeta) and not name.startswith("_")
     }
     assert public == set(VALUES)
 

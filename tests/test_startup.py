@@ -64,9 +64,7 @@ def test_fork_safety_is_set_unless_chosen() -> None:
 
 def test_sigterm_shows_the_stack_and_still_ends_the_process() -> None:
     code = "import poptorch, time\ndef busy():\n    print('ready', flush=True)\n    time.sleep(60)\nbusy()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGTERM)

@@ -106,9 +106,7 @@ def synchronize() -> None:
         group("popdist.synchronize()").barrier()
 
 
-def execute_on_instances(
-    instances: Iterable[int], func: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-) -> R | None:
+def execute_on_instances(instances: Iterable[int], func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
     """Call ``func`` on some instances; the others get ``None`` at once.
 
     Inside, only these instances take part in synchronisation and in other operations of all instances.

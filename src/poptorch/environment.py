@@ -418,9 +418,7 @@ CXXFLAGS = Text(
     "each build of a custom operator",
 )
 
-VARIABLES: tuple[
-    Variable[str | None] | Variable[int] | Variable[int | None] | Variable[bool] | Variable[str], ...
-] = (
+VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[int | None] | Variable[bool] | Variable[str], ...] = (
     IPU_MODEL,
     SMALL_IPU_MODEL,
     IPU_MODEL_VERSION,
@@ -470,7 +468,6 @@ def given() -> dict[str, str]:
     >>> del os.environ["POPTORCH_VERIFY"]
     """
     return {variable.name: os.environ[variable.name] for variable in VARIABLES if variable.name in os.environ}
-
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,7 @@ def recoverable_error(
     return error
 
 
-def unrecoverable_error(
-    message: str, origin: str = "poplar_unrecoverable_runtime_error"
-) -> UnrecoverableError:
+def unrecoverable_error(message: str, origin: str = "poplar_unrecoverable_runtime_error") -> UnrecoverableError:
     """Build the error for a device that must not be used any more.
 
     >>> unrecoverable_error("tile memory parity").type

@@ -100,9 +100,7 @@ def nearest(variables: Mapping[str, str]) -> Launcher | None:
     return chosen
 
 
-def _agree(
-    chosen: Launcher, other: Launcher, layouts: Mapping[Launcher, Layout], variables: Mapping[str, str]
-) -> bool:
+def _agree(chosen: Launcher, other: Launcher, layouts: Mapping[Launcher, Layout], variables: Mapping[str, str]) -> bool:
     """Whether what another launcher says can be true as well."""
     if layouts[chosen] == layouts[other] or (chosen, other) == (TORCHRUN, BY_HAND):
         return True  # the last two read the same variables

@@ -19,6 +19,4 @@ def allclose(ref: Any, other: Any) -> bool:
         return isinstance(other, torch.Tensor) and ref.shape == other.shape and torch.allclose(other, ref)
     if isinstance(ref, (tuple, list)):
         return type(ref) is type(other) and len(ref) == len(other) and all(map(allclose, ref, other))
-    raise TypeError(
-        f"allclose compares tensors and (nested) tuples and lists of tensors, not {type(ref).__name__}"
-    )
+    raise TypeError(f"allclose compares tensors and (nested) tuples and lists of tensors, not {type(ref).__name__}")

@@ -115,4 +115,3 @@ def test_gradients_of_later_layers_are_ready_first() -> None:
     assert ready == sorted(ready, reverse=True)
     assert ready[0] == 1
     assert 0 < ready[2] < 0.1  # 10 of more than a thousand outputs
-

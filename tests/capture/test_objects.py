@@ -97,7 +97,7 @@ class TestResults:
 
     @pytest.mark.parametrize(
         "hide",
-        [lambda x: functools.partial(print, x + 1), lambda x: {x + 1}, lambda x: (lambda: x + 1)],
+        [lambda x: functools.partial(print, x + 1), lambda x: {x + 1}, lambda x: lambda: x + 1],
         ids=["partial", "set", "closure"],
     )
     def test_what_cannot_be_taken_apart_is_refused(self, hide):

@@ -69,9 +69,7 @@ def test_a_model_variable_that_is_no_number(monkeypatch) -> None:
         poptorch.ipuHardwareIsAvailable()
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("pod46", "Did you mean 'pod4'"), ("POD16", "Did you mean 'pod16'")]
-)
+@pytest.mark.parametrize(("name", "hint"), [("pod46", "Did you mean 'pod4'"), ("POD16", "Did you mean 'pod16'")])
 def test_an_unknown_system_is_named_with_a_hint(name: str, hint: str, monkeypatch) -> None:
     use(monkeypatch, POPTORCH_SYSTEM=name)
     with pytest.raises(poptorch.Error, match=f"POPTORCH_SYSTEM is '{name}'.*{hint}"):

@@ -120,6 +120,7 @@ def test_state_of_another_model_is_refused():
     model, mine, executor = make("Adam")
     run(executor, range(1))
     weights = {k: v.clone() for k, v in model.state_dict().items()}
+
     def load_and_run():
         mine.load_state_dict(state)
         executor(*data(1))

@@ -49,9 +49,7 @@ for attempt in range(int(sys.argv[1])):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each try is a fork")
-@pytest.mark.parametrize(
-    "tries", [6, pytest.param(120, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("tries", [6, pytest.param(120, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_the_program_ends_in_the_usual_way(tries: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tries), str(Path(__file__).parent)]
     done = subprocess.run(

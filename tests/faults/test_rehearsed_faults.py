@@ -240,9 +240,7 @@ def resume_compiled_again(setup: Setup, kind: str) -> Setup:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("resume", [resume_in_place, resume_attached_again, resume_compiled_again])
-def test_training_goes_on_after_a_recoverable_failure(
-    kind: str, resume: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_after_a_recoverable_failure(kind: str, resume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call fails in its third device iteration: two updates are done, and the host shows them."""
     whole = Setup(kind, iterations=1)
     broken = Setup(kind)

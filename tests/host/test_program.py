@@ -104,7 +104,9 @@ def test_an_operation_is_checked_like_a_kernel() -> None:
 
 
 def test_printing() -> None:
-    assert str(SOUND) == """\
+    assert (
+        str(SOUND)
+        == """\
 micro_batch(parameters, inputs, random, hand):
   %0 = parameters
   %1 = inputs
@@ -116,6 +118,7 @@ micro_batch(parameters, inputs, random, hand):
   %8 = f(%5, [%0])
   return %8, %5
   kernel k: """
+    )
 
 
 def test_programs_are_equal_by_their_steps() -> None:

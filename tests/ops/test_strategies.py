@@ -300,9 +300,7 @@ def train(case: Case, setting: Setting) -> None:
         (sum(parts) / micro_batches).backward()
         optimizer.step()
         expected = torch.stack([part.detach() for part in parts])
-        assert_close_sums(
-            found.flatten().sort().values, expected.sort().values, terms=ROWS * SIZE, steps=LAYERS * step
-        )
+        assert_close_sums(found.flatten().sort().values, expected.sort().values, terms=ROWS * SIZE, steps=LAYERS * step)
     ours, theirs = (dict(m.named_parameters()) for m in (module, reference))
     assert_close_sums(ours, theirs, terms=micro_batches * ROWS, steps=LAYERS * len(losses))
 

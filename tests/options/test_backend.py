@@ -70,9 +70,7 @@ def test_the_content_of_the_dictionary():
     assert content["numIOTiles"] == 32
     assert content["autoRecomputation"] == 1
     assert content["ipu_id"] == 3
-    assert (
-        not {"trace_model", "autocast_enabled", "half_float_casting", "strict_compatibility"} & content.keys()
-    )
+    assert not {"trace_model", "autocast_enabled", "half_float_casting", "strict_compatibility"} & content.keys()
     assert "compilation_progress_bar_fn" not in opts.showCompilationProgressBar(False).toDict()
 
 

@@ -96,9 +96,7 @@ class TestInputReplicaGrouping:
 
     def test_the_factor_at_call_time_counts(self):
         with pytest.raises(ValueError, match="cannot be larger"):
-            poptorch.Options().inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive).replicationFactor(
-                4
-            )
+            poptorch.Options().inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive).replicationFactor(4)
 
     def test_the_type_must_be_the_enum(self):
         with pytest.raises(AssertionError, match="Unexpected type <class 'int'> for option input_cgt"):

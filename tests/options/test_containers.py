@@ -18,9 +18,7 @@ from poptorch.options.table import OPTIONS
 
 
 def test_an_unknown_name_is_an_attribute_error_with_a_suggestion():
-    with pytest.raises(
-        AttributeError, match=r"Invalid attribute device_iteration\. Did you mean 'device_iter"
-    ):
+    with pytest.raises(AttributeError, match=r"Invalid attribute device_iteration\. Did you mean 'device_iter"):
         _ = poptorch.Options().device_iteration
     with pytest.raises(AttributeError, match=r"Invalid attribute deviceIteration\. Did you mean 'deviceIter"):
         _ = poptorch.Options().deviceIteration
@@ -176,9 +174,7 @@ def test_printing_lists_keys_then_groups_without_addresses():
     assert text.startswith("Options(")
     assert "replication_factor=4" in text
     assert "0x" not in text
-    order = [
-        text.index(f" {name}=") for name in ("Distributed", "Jit", "Precision", "TensorLocations", "Training")
-    ]
+    order = [text.index(f" {name}=") for name in ("Distributed", "Jit", "Precision", "TensorLocations", "Training")]
     assert order == sorted(order)
     assert text.index(" _Popart=_PopartOptions(") > order[-1]
 
@@ -288,7 +284,5 @@ def test_a_container_of_ones_own():
     colours = Colours(extra=2.5)
     colours.createOrSet(tint="warm")
     assert repr(colours) == "Colours(red=1, extra=2.5, tint='warm')"
-    with pytest.raises(
-        AssertionError, match=r"Unexpected type <class 'int'> for option tint\. Expected <class 'str'>"
-    ):
+    with pytest.raises(AssertionError, match=r"Unexpected type <class 'int'> for option tint\. Expected <class 'str'>"):
         colours.createOrSet(tint=3)

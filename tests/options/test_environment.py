@@ -24,9 +24,7 @@ def clean(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize(
-    ("text", "on"), [("0", False), ("1", True), ("7", True), ("-1", True), ("00", False)]
-)
+@pytest.mark.parametrize(("text", "on"), [("0", False), ("1", True), ("7", True), ("-1", True), ("00", False)])
 def test_flags(monkeypatch, text, on):
     monkeypatch.setenv("POPTORCH_IPU_MODEL", text)
     assert environment.IPU_MODEL.read() is on
@@ -141,9 +139,7 @@ def test_default_options_print_like_the_same_calls(monkeypatch, settings):
 
 def test_default_options_come_after_the_cache_directory_and_before_calls(monkeypatch):
     monkeypatch.setenv("POPTORCH_CACHE_DIR", "/tmp/a")
-    monkeypatch.setenv(
-        "POPTORCH_DEFAULT_OPTIONS", '{"enableExecutableCaching": "/tmp/b", "deviceIterations": 3}'
-    )
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"enableExecutableCaching": "/tmp/b", "deviceIterations": 3}')
     opts = poptorch.Options().deviceIterations(5)
     assert opts._Popart.options["cachePath"] == "/tmp/b"
     assert opts.device_iterations == 5

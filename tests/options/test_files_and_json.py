@@ -59,8 +59,7 @@ def test_a_syntax_error_names_the_kept_line_and_applies_nothing(load):
             opts,
         )
     expected = (
-        "SyntaxError at line 5 of tmp.conf: unexpected EOF while parsing\n"
-        "> options.outputMode(poptorch.OutputMode.All"
+        "SyntaxError at line 5 of tmp.conf: unexpected EOF while parsing\n> options.outputMode(poptorch.OutputMode.All"
     )
     assert expected in str(caught.value)
     assert "Line 7 of the file" in str(caught.value)
@@ -68,9 +67,7 @@ def test_a_syntax_error_names_the_kept_line_and_applies_nothing(load):
 
 
 def test_other_syntax_errors_keep_pythons_own_words(load):
-    with pytest.raises(
-        poptorch.ConfigFileError, match=r"SyntaxError at line 2 of tmp.conf: .*syntax.*\n> options"
-    ):
+    with pytest.raises(poptorch.ConfigFileError, match=r"SyntaxError at line 2 of tmp.conf: .*syntax.*\n> options"):
         load("deviceIterations(1)\ndeviceIterations 4\n")
 
 

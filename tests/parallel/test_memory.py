@@ -88,7 +88,9 @@ def lifetimes_of(mode, model=None, accumulation=8):
 
 def test_recomputation_is_the_default_of_pipelines_and_memory_goes_down(monkeypatch):
     # One worker: how far several get ahead of each other depends on the load of the machine.
-    monkeypatch.setattr(parallel, "run_tasks", lambda graph, execute, *_, **settings: workers.run_inline(graph, execute))
+    monkeypatch.setattr(
+        parallel, "run_tasks", lambda graph, execute, *_, **settings: workers.run_inline(graph, execute)
+    )
     _, default = lifetimes_of(None)
     plan = default.plan
     asked, executor = lifetimes_of(3)

@@ -52,9 +52,7 @@ def test_ipus_per_replica(used, count):
 def test_too_many_ipus_on_any_device():
     assert counting.reserve_ipus(4, 16) == 64
     for hardware in (True, False):
-        with pytest.raises(
-            Error, match=r"Too many IPUs requested \(66\).*Experiments that need more than 64"
-        ):
+        with pytest.raises(Error, match=r"Too many IPUs requested \(66\).*Experiments that need more than 64"):
             counting.reserve_ipus(2, 33, hardware=hardware, auto_round=True)
 
 

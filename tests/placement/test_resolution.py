@@ -30,9 +30,7 @@ def test_backward_phases_mirror_the_forward_ones(phases, liveness, separate):
     numbering = number_phases(phases, liveness, separate_backward=separate)
     order = [*numbering.forward, *reversed(numbering.backward)]
     if liveness == Liveness.AlwaysLive and not separate:
-        assert (
-            order.pop(phases) == numbering.forward[-1]
-        )  # shared by the last forward and first backward phase
+        assert order.pop(phases) == numbering.forward[-1]  # shared by the last forward and first backward phase
     assert order == sorted(set(order))
     assert {f + b for f, b in zip(numbering.forward, numbering.backward, strict=True)} == {
         numbering.forward[0] + numbering.backward[0]

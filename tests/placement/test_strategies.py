@@ -113,9 +113,7 @@ def test_one_block_belongs_to_one_stage(strategy):
 
 
 @pytest.mark.parametrize("strategy", STAGED)
-@pytest.mark.parametrize(
-    "args", [(["a", 1],), (3,), (AutoStage.SameAsIpu, "a"), ("a", AutoStage.SameAsIpu), (None,)]
-)
+@pytest.mark.parametrize("args", [(["a", 1],), (3,), (AutoStage.SameAsIpu, "a"), ("a", AutoStage.SameAsIpu), (None,)])
 def test_wrong_stages_are_refused(strategy, args):
     with pytest.raises(AssertionError):
         strategy(*args)

@@ -84,9 +84,7 @@ def test_the_layout_is_known_without_torch() -> None:
 
 
 @pytest.mark.parametrize("instance", range(4))
-def test_devices_of_a_reconfigurable_partition(
-    instance: int, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_of_a_reconfigurable_partition(instance: int, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_SYSTEM", "pod16")
     launch(total=8, local=2, ipus=2, instance=instance)
     assert popdist.getDeviceId() == 24 + instance

@@ -80,13 +80,13 @@ def test_a_real_horovod_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert horovod_variables({}) == {}
 
 
-PROGRAM = '''
+PROGRAM = """
 import horovod.torch as hvd
 import sys, helper
 if __name__ == "__main__":
     hvd.init()
     print(hvd.rank(), hvd.size(), helper.NAME, sys.argv[1:])
-'''
+"""
 
 
 def test_programs_without_poprun_ask_for_it(tmp_path):

@@ -51,7 +51,7 @@ def tagged(text: str) -> list[str]:
 def test_streams_variables_and_success(launcher: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     script = (
         "echo $POPDIST_REPLICA_INDEX_OFFSET $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $A $B;"
-        "echo problem >&2; test -z \"$POPDIST_NODE_DEVICE_ID$IPUOF_VIPU_API_HOST\""
+        'echo problem >&2; test -z "$POPDIST_NODE_DEVICE_ID$IPUOF_VIPU_API_HOST"'
     )
     local = ["--mpi-local-args=-x A=1 -x NO_SUCH_VARIABLE", "--instance-mpi-local-args=1:-x B=2"]
     assert main([*launcher, *OFFLINE, *local, "--print-topology=yes", *sh(script)]) == 0

@@ -71,5 +71,3 @@ def test_channels_of_one_name_share_their_records(name: str) -> None:
     with Channel(name).tracepoint("span"):
         pass
     assert len(Channel(name).records) == 1
-
-

@@ -155,9 +155,7 @@ def test_a_file_grows_and_is_always_complete(tmp_path: Path, monkeypatch: pytest
     file.flush()
     assert file.path is not None
     events = [event for event in events_of(file.path) if event["ph"] != "M"]
-    assert [event["name"] for event in events if event["ph"] in "Xb"] == [
-        f"mine.span {number}" for number in range(7)
-    ]
+    assert [event["name"] for event in events if event["ph"] in "Xb"] == [f"mine.span {number}" for number in range(7)]
     starts = [event["ts"] for event in events if event["ph"] in "Xb"]
     assert all(a < b for a, b in itertools.pairwise(starts))
     file.flush()

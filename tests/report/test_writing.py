@@ -191,9 +191,7 @@ class TestRuns:
         assert len(document(tmp_path / "out" / "inference")["execution"]["runs"]) == 1
 
     def test_a_call_that_fails_is_not_kept(self, tmp_path):
-        executor = poptorch.inferenceModel(
-            torch.nn.Embedding(3, 2), poptorch.Options().enableProfiling(str(tmp_path))
-        )
+        executor = poptorch.inferenceModel(torch.nn.Embedding(3, 2), poptorch.Options().enableProfiling(str(tmp_path)))
         executor(torch.tensor([0]))
         with pytest.raises(IndexError):
             executor(torch.tensor([7]))

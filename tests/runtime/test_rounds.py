@@ -211,9 +211,7 @@ def test_native_code_hands_gradients_out_between_its_kernels(
     assert_close_sums(dict(model.named_parameters()), dict(reference.named_parameters()), terms=64, steps=4)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "accumulation", "accumulators"), [(1, 1, False), (2, 1, False), (1, 3, True)]
-)
+@pytest.mark.parametrize(("replicas", "accumulation", "accumulators"), [(1, 1, False), (2, 1, False), (1, 3, True)])
 def test_of_sharded_gradients_only_some_buckets_are_whole_at_a_time(
     twin: Twin, replicas: int, accumulation: int, accumulators: bool
 ) -> None:

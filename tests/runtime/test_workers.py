@@ -87,9 +87,7 @@ def test_errors_of_work_left_behind_end_the_run(workers: int, deep: bool) -> Non
         raise ValueError("a piece failed")
 
     with pytest.raises(ValueError, match="a piece failed"):
-        run_tasks(
-            graph_of("0F@0", "1F@0"), lambda task: (lambda: [fails]) if deep else fails, CoreShare(workers, 1)
-        )
+        run_tasks(graph_of("0F@0", "1F@0"), lambda task: (lambda: [fails]) if deep else fails, CoreShare(workers, 1))
     run_tasks(graph_of("0F@0"), lambda task: None, CoreShare(workers, 1))
 
 

@@ -22,6 +22,7 @@ SMALL = ints(0, 9, 4, dtype=torch.int8)
 CLASSES = ints(0, 6, 4)
 LENGTHS = torch.tensor([5, 5])
 
+
 def _add_to_every_second(x: Tensor) -> Tensor:
     y = x.clone()
     y[::2] += 1

@@ -108,9 +108,7 @@ def test_a_hook_on_a_parameter_changes_its_gradient() -> None:
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     F.mse_loss(twin(x), target).backward()
     optimizer.step()
-    wrapped = poptorch.trainingModel(
-        regression(network), optimizer=torch.optim.SGD(network.parameters(), lr=0.1)
-    )
+    wrapped = poptorch.trainingModel(regression(network), optimizer=torch.optim.SGD(network.parameters(), lr=0.1))
     wrapped(x, target)
     assert_close_sums(dict(network.state_dict()), dict(twin.state_dict()), terms=x.numel())
 

@@ -1,9 +1,9 @@
 """The zoo: small real architectures, by name. Each mode of execution is tested with all of them.
 
-    from zoo_all import ARCHITECTURES
-    model = ARCHITECTURES["lenet"].trainable()
-    inputs, targets = ARCHITECTURES["lenet"].batch(rows=4)
-    output, loss = model(*inputs, *targets)
+from zoo_all import ARCHITECTURES
+model = ARCHITECTURES["lenet"].trainable()
+inputs, targets = ARCHITECTURES["lenet"].batch(rows=4)
+output, loss = model(*inputs, *targets)
 """
 
 from __future__ import annotations

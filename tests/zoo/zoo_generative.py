@@ -180,7 +180,5 @@ ARCHITECTURES = [
     ),
     Architecture("normalising_flow", Flow, _points, negative_log_likelihood, cuts=("layers.1", "layers.2")),
     Architecture("diffusion_unet_block", DiffusionBlock, _noisy_images, F.mse_loss, cuts=("down", "end")),
-    Architecture(
-        "pixel_cnn", pixel_cnn, _binary_images, F.binary_cross_entropy_with_logits, cuts=("2", "4")
-    ),
+    Architecture("pixel_cnn", pixel_cnn, _binary_images, F.binary_cross_entropy_with_logits, cuts=("2", "4")),
 ]

@@ -82,9 +82,7 @@ class TransformerDecoder(nn.Module):
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        y = self.transformer(
-            self.embedding(source), self.embedding(target), tgt_mask=mask, tgt_is_causal=True
-        )
+        y = self.transformer(self.embedding(source), self.embedding(target), tgt_mask=mask, tgt_is_causal=True)
         return self.head(y)  # (B, T, words)
 
 

@@ -204,9 +204,7 @@ ARCHITECTURES = [
     Architecture("resnet_block", resnet, images(3, 8), classification, cuts=("1", "2")),
     Architecture("densenet_block", DenseBlock, images(4, 6), classification, cuts=("layers.1", "head")),
     Architecture("mobilenet_block", MobileBlock, images(4, 6), classification, cuts=("depthwise", "head")),
-    Architecture(
-        "unet", UNet, _masks, F.binary_cross_entropy_with_logits, cuts=("bottom", "join1")
-    ),
+    Architecture("unet", UNet, _masks, F.binary_cross_entropy_with_logits, cuts=("bottom", "join1")),
     Architecture("convnext_block", ConvNeXtBlock, images(3, 16), classification, cuts=("norm",)),
     Architecture("mlp_mixer", MixerBlock, images(1, 16), classification, cuts=("tokens", "channels")),
     Architecture("spatial_transformer", SpatialTransformer, images(1, 8), classification, cuts=("look",)),

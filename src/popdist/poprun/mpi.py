@@ -87,7 +87,10 @@ def run(line: Sequence[str], log: Log, variables: Mapping[str, str]) -> int:
     complete = wrapped(line, parent=None, number=signal.SIGTERM)
     stopped: list[signal.Signals] = []
     with subprocess.Popen(
-        complete, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        complete,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
         env={**os.environ, **variables},
     ) as process:
         log.info(f"mpirun is process {process.pid}")

@@ -325,9 +325,7 @@ class ArgumentLayout:
             self._compare_keys(expected, by_label, path)
             items = [by_label[label] for label in expected.labels]
         if len(items) != len(expected.children):
-            _mismatch(
-                f"Length mismatch for {path}: expected {len(expected.children)} elements but got {len(items)}."
-            )
+            _mismatch(f"Length mismatch for {path}: expected {len(expected.children)} elements but got {len(items)}.")
         for label, child, item in zip(expected.labels, expected.children, items, strict=True):
             self._compare(child, item, f"{path}[{label}]", found)
 

@@ -119,5 +119,3 @@ def _open_tracer() -> PythonKeyTracer:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype is torch.float64 else tensor).clone()
-
-

@@ -17,8 +17,7 @@ from poptorch.program.opinfo import SourceLocation
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _TORCH = Path(torch.__file__).parent
 _MACHINERY = tuple(
-    f"{_TORCH}/{part}"
-    for part in ("_compile.py", "_dynamo", "_ops.py", "_subclasses", "fx", "overrides.py", "utils/_")
+    f"{_TORCH}/{part}" for part in ("_compile.py", "_dynamo", "_ops.py", "_subclasses", "fx", "overrides.py", "utils/_")
 )
 """What stands between an operation and the recorder, and calls none itself."""
 

@@ -101,9 +101,7 @@ def final_loss(
     return FinalLoss(mark.value, position, f"the {mark.kind}")
 
 
-def _final_mark(
-    marks: list[ambient.LossMark], node_of: Callable[[torch.Tensor], fx.Node | None]
-) -> ambient.LossMark:
+def _final_mark(marks: list[ambient.LossMark], node_of: Callable[[torch.Tensor], fx.Node | None]) -> ambient.LossMark:
     """The one mark that counts and feeds no other."""
     candidates = list(marks)
     # Each rule leaves a value that is computed beside the loss out of the choice, unless there is nothing else.
@@ -147,9 +145,7 @@ def _follows(result: torch.Tensor, loss: torch.Tensor) -> bool:
     return loss.grad_fn in set(autograd_nodes([result.grad_fn]))
 
 
-def _is_same(
-    result: torch.Tensor, loss: torch.Tensor, node_of: Callable[[torch.Tensor], fx.Node | None]
-) -> bool:
+def _is_same(result: torch.Tensor, loss: torch.Tensor, node_of: Callable[[torch.Tensor], fx.Node | None]) -> bool:
     """Whether the user returns the loss itself, be it with a mark on it."""
     if result is loss:
         return True

@@ -133,9 +133,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ADVICE_FOR_TAILS = "Its tails have in_features // div_value ** i features: choose a smaller div_value."
 
 
-def check_has_elements(
-    tensor: torch.Tensor, what: str, advice: str = "Give it elements, or leave it out."
-) -> None:
+def check_has_elements(tensor: torch.Tensor, what: str, advice: str = "Give it elements, or leave it out.") -> None:
     """Refuse one tensor with a zero-sized dimension."""
     if tensor.numel() == 0:
         raise createPoptorchError(
@@ -391,9 +389,7 @@ def _first_rebinding(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -
     return None
 
 
-def _first_exchange(
-    entries: list[StateEntry], stand_ins: list[torch.Tensor], memory: list[int]
-) -> Exception | None:
+def _first_exchange(entries: list[StateEntry], stand_ins: list[torch.Tensor], memory: list[int]) -> Exception | None:
     """The error for a tensor of the state that ``tensor.data = other`` moved to other memory."""
     for entry, stand_in, before in zip(entries, stand_ins, memory, strict=True):
         if stand_in.untyped_storage()._cdata != before:
@@ -404,9 +400,7 @@ def _first_exchange(
     return None
 
 
-def stand_ins_for(
-    entries: list[StateEntry], make: Callable[[torch.Tensor], torch.Tensor]
-) -> list[torch.Tensor]:
+def stand_ins_for(entries: list[StateEntry], make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
     """Fresh tensors for each entry; parameters stay parameters and keep their ``requires_grad``."""
     result: list[torch.Tensor] = []
     for entry in entries:

@@ -160,9 +160,7 @@ class MemoryMap:
 
     def peak_on_chip(self) -> int:
         """The most bytes on chip at once on one replica, over the parts."""
-        return max(
-            (sum(h.bytes_per_replica for h in self.on_chip_during(p)) for p in range(self.parts)), default=0
-        )
+        return max((sum(h.bytes_per_replica for h in self.on_chip_during(p)) for p in range(self.parts)), default=0)
 
     def __str__(self) -> str:
         lines = [f"{'tensor':<40} {'kind':<12} {'type':<22} {'bytes/replica':>14}  where"]

@@ -126,9 +126,7 @@ def _cannot_dump(folder: Path, error: Exception) -> None:
     warn_once(("dump", str(folder)), f"What {environment.DUMP.name} asks for cannot be written to {where}: {error}")
 
 
-def usual_observers(
-    progress: Callable[[str], None], dump: Dump | None, trace: Trace = NO_TRACE
-) -> list[Observer]:
+def usual_observers(progress: Callable[[str], None], dump: Dump | None, trace: Trace = NO_TRACE) -> list[Observer]:
     """The trace, progress bar, log, exports, and the dump if there is one."""
     spans = [PassSpans(trace)] if trace.active else []
     return [*spans, ProgressNotes(progress), DebugLog(), InputExports(), *([] if dump is None else [dump])]

@@ -75,9 +75,7 @@ class Plan:
         elif self.ordering is Ordering.SHARDED:
             ticks = sharded(parts, micro, ipus, training=training)
         elif self.ordering is Ordering.SERIAL_PHASED:
-            ticks = serial_phased(
-                len(self.phases), micro, max(ipus) + 1, training=training, overlap=self.overlap_loads
-            )
+            ticks = serial_phased(len(self.phases), micro, max(ipus) + 1, training=training, overlap=self.overlap_loads)
         else:
             pairs = max(ipus) // 2 + 1
             ticks = parallel_phased(self.phases[-1] + 1, micro, 2 * pairs, training=training)

@@ -269,9 +269,7 @@ def _writes_buffers(program: Program) -> bool:
     return any(port.role is Role.BUFFER for port in program.mutated())
 
 
-def check_buffers(
-    program: Program, by_user: Mapping[str, SourceLocation | None], options: Any, loop: Loop
-) -> None:
+def check_buffers(program: Program, by_user: Mapping[str, SourceLocation | None], options: Any, loop: Loop) -> None:
     """Refuse buffers that ``forward`` itself writes and that all replicas are to share.
 
     ``by_user`` are those, with the line. Running statistics of normalisations are no such buffers: each replica has its

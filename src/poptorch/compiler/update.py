@@ -68,9 +68,7 @@ def build_update(
     ]
     with tracing(), mode, torch.no_grad():
         params = [[torch.empty(types[n][0], dtype=types[n][1]) for n in group] for group in names]
-        grads = [
-            [torch.empty(types[n][0], dtype=accumulators.get(n, types[n][1])) for n in group] for group in names
-        ]
+        grads = [[torch.empty(types[n][0], dtype=accumulators.get(n, types[n][1])) for n in group] for group in names]
         states = [g.rule.init_state(p) for g, p in zip(rules.groups, params, strict=True)]
         hyper = [{n: torch.empty((), dtype=torch.float64) for n in group} for group in hyper_names]
         example = (params, grads, states, hyper)

@@ -136,9 +136,12 @@ def _slots(program: Program, partition: Partition) -> Iterator[Fault]:
         for operand in node.all_input_nodes:
             if slots.get(operand, 0) > slots[node]:
                 yield (
-                    f"%{node.name} runs in slot {slots[node]}, before %{operand.name} in slot {slots[operand]}, "
-                    "whose value it uses"
-                ), node
+                    (
+                        f"%{node.name} runs in slot {slots[node]}, before %{operand.name} in slot {slots[operand]}, "
+                        "whose value it uses"
+                    ),
+                    node,
+                )
 
 
 def _stage_order(program: Program) -> Iterator[Fault]:

@@ -277,9 +277,7 @@ def _torch_store(host: str, port: int, listens: bool, seconds: float) -> Store:
     except OSError:
         own = None  # this process may serve it already: torch knows
     try:
-        return TCPStore(
-            host, port, None, True, limit, wait_for_workers=False, multi_tenant=True, master_listen_fd=own
-        )
+        return TCPStore(host, port, None, True, limit, wait_for_workers=False, multi_tenant=True, master_listen_fd=own)
     except (RuntimeError, ValueError) as error:
         raise _cannot_listen(host, port, error) from error
 

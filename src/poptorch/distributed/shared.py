@@ -76,9 +76,7 @@ class SharedRooms:
 class _Scatter:
     """Rows of gradients, one for each process, of which each process sums its own. A room has those of all others."""
 
-    def __init__(
-        self, memory: SharedMemory, rows: Rows, gradients: Mapping[str, torch.Tensor], averaged: bool
-    ) -> None:
+    def __init__(self, memory: SharedMemory, rows: Rows, gradients: Mapping[str, torch.Tensor], averaged: bool) -> None:
         self._memory = memory
         self._averaged = averaged
         group = memory.group

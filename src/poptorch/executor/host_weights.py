@@ -240,10 +240,12 @@ class HostWeights:
                 self.end_overlay()
                 end_overlays(replacement.new for replacement in replaced.values())
                 values = {name: replacement.new for name, replacement in replaced.items()}
-                memory.upload_some({
-                    name: self._groups[name].to_device(value) if name in self._groups else value
-                    for name, value in values.items()
-                })
+                memory.upload_some(
+                    {
+                        name: self._groups[name].to_device(value) if name in self._groups else value
+                        for name, value in values.items()
+                    }
+                )
                 logger.info("Took over the values of %s, which are new tensors", ", ".join(replaced))
                 if self._trains_here():
                     instrumentation.exchange(self._user_model, self, [r.old for r in replaced.values()])
@@ -424,10 +426,12 @@ class HostWeights:
         with self.unwatched(), torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             outdated = self._outdated()
             end_overlays(outdated.values())
-            memory.upload_some({
-                name: self._groups[name].to_device(tensor) if name in self._groups else tensor
-                for name, tensor in outdated.items()
-            })
+            memory.upload_some(
+                {
+                    name: self._groups[name].to_device(tensor) if name in self._groups else tensor
+                    for name, tensor in outdated.items()
+                }
+            )
         self._followed = sharers.number()
 
     def _fetch_from_others(self) -> None:

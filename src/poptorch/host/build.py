@@ -60,7 +60,6 @@ class Build:
         device = self.device
         return device.plan.whole and device.loop.replicas == 1 and not device.settings.groups
 
-
     def listing(self) -> str:
         """What there is so far: host programs, or else the program that they will compute."""
         parts = [] if self.step is None else [str(self.step)]
@@ -162,9 +161,7 @@ def generate_update(build: Build) -> str:
     if update is None:
         return "none"
     build.update = generate_flat(update.graph_module, "update", update.numerics)
-    build.shards = tuple(
-        generate_flat(s.update.graph_module, "update", s.update.numerics) for s in update.shards
-    )
+    build.shards = tuple(generate_flat(s.update.graph_module, "update", s.update.numerics) for s in update.shards)
     return f"{len(build.shards)} shards" if build.shards else "whole"
 
 

@@ -47,9 +47,7 @@ def _shards(device: DeviceProgram) -> dict[str, int]:
     """Over how many replicas the update of a parameter is split."""
     assert device.update is not None
     kept: dict[str, Home] = {home.name: home for home in device.memory.of(Category.OPTIMIZER)}
-    return {
-        state.parameter: kept[state.name].shards for state in device.update.state if kept[state.name].shards > 1
-    }
+    return {state.parameter: kept[state.name].shards for state in device.update.state if kept[state.name].shards > 1}
 
 
 class _Scattered:

@@ -42,9 +42,7 @@ def validate_options(options: Mapping[str, Any]) -> None:
     _validate_patterns(options)
     _validate_numbers(options)
     if "use_model" in options:
-        log.info(
-            "From the user configuration: Ipu model: %s", "Enabled" if options["use_model"] else "Disabled"
-        )
+        log.info("From the user configuration: Ipu model: %s", "Enabled" if options["use_model"] else "Disabled")
 
 
 def announce_precision(precision: Any) -> None:
@@ -126,9 +124,7 @@ def _validate_integer(known: BackendKey, value: int) -> None:
 
 def _out_of_range(enum_name: str, key: str, value: object, members: tuple[Any, ...]) -> Error:
     choices = ", ".join(f"{int(member)} ({member.name})" for member in members)
-    return backend_error(
-        f"Value for {enum_name} out of range: option {key} is {value}, choose from {choices}."
-    )
+    return backend_error(f"Value for {enum_name} out of range: option {key} is {value}, choose from {choices}.")
 
 
 def _validate_elements(known: BackendKey, elements: Any) -> None:
@@ -136,9 +132,7 @@ def _validate_elements(known: BackendKey, elements: Any) -> None:
     for element in elements:
         expected = int if instruments else (str, int)
         if not isinstance(element, expected) or isinstance(element, bool):
-            raise backend_error(
-                f"Unknown value type {type(element)} for option {known.name}, inside its list."
-            )
+            raise backend_error(f"Unknown value type {type(element)} for option {known.name}, inside its list.")
         if instruments and element not in tuple(HARDWARE_INSTRUMENTATION):
             members = tuple(HARDWARE_INSTRUMENTATION)
             raise _out_of_range(HARDWARE_INSTRUMENTATION.__name__, known.name, element, members)
@@ -176,13 +170,9 @@ def _validate_memory_shares(shares: Mapping[Any, Any]) -> None:
 
 def _validate_patterns(options: Mapping[str, Any]) -> None:
     if "patterns" in options and "patterns_level" not in options:
-        raise backend_error(
-            "'patterns' should not be set directly: use Options._Popart.setPatterns(patterns, level)"
-        )
+        raise backend_error("'patterns' should not be set directly: use Options._Popart.setPatterns(patterns, level)")
     if "patterns_level" in options and options["patterns_level"] not in _PATTERN_LEVELS:
-        raise backend_error(
-            f"Value for PatternsLevel out of range: {options['patterns_level']} is not 0, 1, 2 or 3."
-        )
+        raise backend_error(f"Value for PatternsLevel out of range: {options['patterns_level']} is not 0, 1, 2 or 3.")
 
 
 def _validate_numbers(options: Mapping[str, Any]) -> None:
@@ -198,9 +188,7 @@ def _validate_numbers(options: Mapping[str, Any]) -> None:
         )
     version = options.get("ipu_version", IPU_VERSIONS[0])
     if version not in IPU_VERSIONS:
-        raise backend_error(
-            f"There is no IPU version {version}: use one of {IPU_VERSIONS} in useOfflineIpuTarget."
-        )
+        raise backend_error(f"There is no IPU version {version}: use one of {IPU_VERSIONS} in useOfflineIpuTarget.")
 
 
 def _shown(value: Any) -> str:

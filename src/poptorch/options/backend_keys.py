@@ -36,9 +36,7 @@ def _values(name: str, *members: str) -> type[enum.IntEnum]:
 
 
 _ENUMERATED: dict[str, type[enum.IntEnum]] = {
-    "autoRecomputation": _values(
-        "RecomputationType", "None", "Standard", "NormOnly", "Pipeline", "RecomputeAll"
-    ),
+    "autoRecomputation": _values("RecomputationType", "None", "Standard", "NormOnly", "Pipeline", "RecomputeAll"),
     "syntheticDataMode": _values("SyntheticDataMode", "Off", "Zeros", "RandomNormal", "RandomUniform"),
     "virtualGraphMode": _values("VirtualGraphMode", "Off", "Manual", "Auto", "ExecutionPhases"),
     "mergeVarUpdate": _values("MergeVarUpdateType", "None", "All", "AutoLoose", "AutoTight"),
@@ -57,12 +55,8 @@ _ENUMERATED: dict[str, type[enum.IntEnum]] = {
         "OverlapCycleOptimized",
         "OverlapMemoryOptimized",
     ),
-    "batchSerializationSettings.transformContext": _values(
-        "BatchSerializationTransformContext", "Fwd", "Bwd"
-    ),
-    "batchSerializationSettings.method": _values(
-        "BatchSerializationMethod", "UnrollDynamic", "UnrollStatic", "Loop"
-    ),
+    "batchSerializationSettings.transformContext": _values("BatchSerializationTransformContext", "Fwd", "Bwd"),
+    "batchSerializationSettings.method": _values("BatchSerializationMethod", "UnrollDynamic", "UnrollStatic", "Loop"),
     "batchSerializationSettings.batchSchedule": _values(
         "BatchSerializationBatchSchedule", "Scheduler", "Isomorphic", "OverlapOnIo", "OverlapOnCompute"
     ),
@@ -287,9 +281,7 @@ OPTIONS_KEYS: tuple[BackendKey, ...] = (
 
 PROGRESS_KEY = "compilation_progress_bar_fn"
 
-KNOWN_KEYS: dict[tuple[Kind, str], BackendKey] = {
-    (key.kind, key.name): key for key in PASSTHROUGH_KEYS + OPTIONS_KEYS
-}
+KNOWN_KEYS: dict[tuple[Kind, str], BackendKey] = {(key.kind, key.name): key for key in PASSTHROUGH_KEYS + OPTIONS_KEYS}
 """All keys by kind and name; a key exists only for values of its kind."""
 
 POSITIVE_KEYS = (

@@ -116,8 +116,7 @@ def output_mode(opts: Any, output_mode: OutputMode, output_return_period: int | 
     if output_mode == OutputMode.EveryN:
         require(
             output_return_period is not None and output_return_period > 0,
-            "EveryN anchor must have output_return_period set to valid positive integer, "
-            f"not {output_return_period!r}",
+            f"EveryN anchor must have output_return_period set to valid positive integer, not {output_return_period!r}",
         )
     elif output_return_period:
         logger.info("Anchor return period argument ignored with output_mode set to %s", output_mode)
@@ -258,8 +257,7 @@ def autocast_enabled(precision: Any, autocast_enabled: bool) -> None:
 def autocast_policy(precision: Any, autocast_policy: Policy) -> None:
     if not isinstance(autocast_policy, Policy):
         raise ValueError(
-            "autocastPolicy must be set to an instance of poptorch.autocasting.Policy, not "
-            f"{autocast_policy!r}"
+            f"autocastPolicy must be set to an instance of poptorch.autocasting.Policy, not {autocast_policy!r}"
         )
     precision.set(autocast_policy=autocast_policy, autocast_policy_dict=autocast_policy.names())
 
@@ -282,18 +280,14 @@ def running_statistics_always_float(precision: Any, value: bool) -> None:
 
 
 def enable_floating_point_exceptions(precision: Any, enabled: bool) -> None:
-    require(
-        isinstance(enabled, bool), f"enableFloatingPointExceptions needs to be set to a bool, not {enabled!r}"
-    )
+    require(isinstance(enabled, bool), f"enableFloatingPointExceptions needs to be set to a bool, not {enabled!r}")
     precision._popart.set("enableFloatingPointChecks", enabled)
 
 
 def set_partials_type(precision: Any, dtype: torch.dtype) -> None:
     name = _PARTIALS_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
     if name is None:
-        raise ValueError(
-            f"parameter to setPartialsType should be either torch.float or torch.half, not {dtype!r}"
-        )
+        raise ValueError(f"parameter to setPartialsType should be either torch.float or torch.half, not {dtype!r}")
     precision._popart.set("partialsTypeMatMuls", name)
     _add_to_popart_dict(precision._popart, "convolutionOptions", {"partialsType": name})
 
@@ -381,9 +375,7 @@ def popart_set_engine_options(popart: Any, engine_options: dict[str, str]) -> No
 
 
 def popart_set_patterns(popart: Any, patterns: dict[str, bool], level: int) -> None:
-    require(
-        isinstance(patterns, dict), f"setPatterns expects a dictionary of pattern names, but got {patterns!r}"
-    )
+    require(isinstance(patterns, dict), f"setPatterns expects a dictionary of pattern names, but got {patterns!r}")
     require(
         isinstance(level, int) and not isinstance(level, bool),
         f"setPatterns expects a level from 0 to 3, but got {level!r}",

@@ -135,9 +135,7 @@ def _compiled(source: str, filepath: str) -> tuple[ast.Module, CodeType]:
         raise SyntaxError(str(error)) from None
 
 
-def _described(
-    error: SyntaxError, source: str, kept: int, physical_line: int, filepath: str
-) -> ConfigFileError:
+def _described(error: SyntaxError, source: str, kept: int, physical_line: int, filepath: str) -> ConfigFileError:
     """The message counts lines without blank and comment lines, as programs that parse it expect."""
     name = Path(filepath).name
     if _stops_too_early(error):

@@ -103,9 +103,7 @@ class OptionContainer(Freezable):
     _values: dict[str, Any]
 
     def __init__(self, **more_defaults: Any) -> None:
-        values = {
-            key.name: _own_copy(key.default) for key in self._declared.values() if key.default is not ABSENT
-        }
+        values = {key.name: _own_copy(key.default) for key in self._declared.values() if key.default is not ABSENT}
         values.update(more_defaults)
         for key in self._python_side.values():
             self.__dict__[f"_{key.name}"] = copy.deepcopy(key.default)
@@ -134,9 +132,7 @@ class OptionContainer(Freezable):
             self.set(**{name: value})
 
     def _set_private(self, name: str, value: Any) -> None:
-        is_dunder = name.startswith("__") and name.endswith(
-            "__"
-        )  # __class__ may be replaced, popdist does it
+        is_dunder = name.startswith("__") and name.endswith("__")  # __class__ may be replaced, popdist does it
         under_construction = "_values" not in self.__dict__
         if not (is_dunder or under_construction or name in self.__dict__ or hasattr(type(self), name)):
             raise AttributeError(
@@ -198,9 +194,7 @@ class OptionContainer(Freezable):
         return [name for name in (*values, *dir(type(self))) if not name.startswith("_")]
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values.items())})"
-        )
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values.items())})"
 
 
 def merge_into(d: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

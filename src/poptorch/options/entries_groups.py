@@ -285,9 +285,7 @@ def _threshold(method: str, doc: str) -> Option:
     )
 
 
-def _switch(
-    method: str, key: str, doc: str, *, effect: Effect = "modelled", removable: bool = False
-) -> Option:
+def _switch(method: str, key: str, doc: str, *, effect: Effect = "modelled", removable: bool = False) -> Option:
     return Option(
         group="TensorLocationSettings",
         method=method,
@@ -307,9 +305,7 @@ _SHARDING = "useReplicatedTensorSharding"
 
 _LOCATION_SETTINGS = (
     _threshold("minElementsForOffChip", "Tensors with fewer elements than this are never moved off chip."),
-    _threshold(
-        "minElementsForReplicatedTensorSharding", "Only tensors with at least this many elements are sharded."
-    ),
+    _threshold("minElementsForReplicatedTensorSharding", "Only tensors with at least this many elements are sharded."),
     _switch(
         "useOnChipStorage",
         "onChip",

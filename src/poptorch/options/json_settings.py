@@ -60,9 +60,7 @@ def _parse(text: str, origin: str | None) -> dict[str, Any]:
         raise _no_json(json.JSONDecodeError(str(error), text, 0), origin) from None
     if not isinstance(parsed, dict):
         prefix, shown = f"{origin}: " if origin else "", text if len(text) <= 80 else f"{text[:80]}..."
-        raise ValueError(
-            f'{prefix}expected a JSON object such as {{"deviceIterations": 4}}, but got {shown!r}'
-        )
+        raise ValueError(f'{prefix}expected a JSON object such as {{"deviceIterations": 4}}, but got {shown!r}')
     return parsed
 
 

@@ -24,6 +24,4 @@ class _PopartOptions(PopartSetters, Freezable):
         }
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
-        )
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"

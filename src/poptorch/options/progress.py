@@ -40,9 +40,7 @@ def _bar(total: int) -> tqdm[Any]:
     from tqdm.auto import tqdm  # at the first bar: it imports asyncio
 
     in_notebook = "ipykernel" in sys.modules
-    return tqdm(
-        total=total, desc="Graph compilation", bar_format=_BAR_FORMAT, disable=False if in_notebook else None
-    )
+    return tqdm(total=total, desc="Graph compilation", bar_format=_BAR_FORMAT, disable=False if in_notebook else None)
 
 
 class Progress:

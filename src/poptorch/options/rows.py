@@ -115,23 +115,15 @@ class Option:
     @property
     def qualified_name(self) -> str:
         """How the setter is reached: ``Options.Training.gradientAccumulation``."""
-        prefix = (
-            self.group if self.group in ("Options", "TensorLocationSettings") else f"Options.{self.group}"
-        )
+        prefix = self.group if self.group in ("Options", "TensorLocationSettings") else f"Options.{self.group}"
         return f"{prefix}.{self.method}"
 
     def signature(self) -> inspect.Signature:
         """The setter's signature, ``self`` included."""
         own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         for parameter in self.parameters:
-            kind = (
-                inspect.Parameter.VAR_POSITIONAL
-                if parameter.variadic
-                else inspect.Parameter.POSITIONAL_OR_KEYWORD
-            )
+            kind = inspect.Parameter.VAR_POSITIONAL if parameter.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
             own.append(
-                inspect.Parameter(
-                    parameter.name, kind, default=parameter.default, annotation=parameter.annotation
-                )
+                inspect.Parameter(parameter.name, kind, default=parameter.default, annotation=parameter.annotation)
             )
         return inspect.Signature(own)

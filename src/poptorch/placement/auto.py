@@ -67,9 +67,7 @@ class Split:
         return "\n".join(lines)
 
 
-def divide(
-    model: nn.Module, num_ipus: int, example_inputs: Any, options: Any, price: Price, *, verbose: bool
-) -> Split:
+def divide(model: nn.Module, num_ipus: int, example_inputs: Any, options: Any, price: Price, *, verbose: bool) -> Split:
     """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages cost the same.
 
     ``price`` says what each operation costs. The model runs on shapes alone, unless its Python needs values.
@@ -219,9 +217,7 @@ class _Walk:
                 handle.remove()
         repeated = [name for name, count in self._calls.items() if count > 1]
         single = [
-            v
-            for v in self._visits
-            if v.name and not any(v.name == r or v.name.startswith(f"{r}.") for r in repeated)
+            v for v in self._visits if v.name and not any(v.name == r or v.name.startswith(f"{r}.") for r in repeated)
         ]
         return single, self._total
 

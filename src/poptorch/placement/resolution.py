@@ -12,9 +12,7 @@ from poptorch.enums import AutoStage, Liveness
 from poptorch.errors import backend_error
 
 
-def auto_stage_number(
-    policy: AutoStage, seen: Collection[Hashable], block_id: Hashable, ipu_id: int | None
-) -> int:
+def auto_stage_number(policy: AutoStage, seen: Collection[Hashable], block_id: Hashable, ipu_id: int | None) -> int:
     """Stage number of a block that is met for the first time, when no stages were declared.
 
     ``seen`` are the blocks numbered so far. Automatic numbers start at 0.

@@ -217,9 +217,7 @@ def describe(node: fx.Node) -> str:
 
 
 def _call(node: fx.Node) -> str:
-    operands = ", ".join(
-        [*(_operand(a) for a in node.args), *(f"{k}={_operand(v)}" for k, v in node.kwargs.items())]
-    )
+    operands = ", ".join([*(_operand(a) for a in node.args), *(f"{k}={_operand(v)}" for k, v in node.kwargs.items())])
     name = getattr(node.target, "name", None)
     operation = name() if callable(name) else getattr(node.target, "__name__", str(node.target))
     return f"{operation}({operands})  [{' '.join(_notes(info_of(node)))}]"

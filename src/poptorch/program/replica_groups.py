@@ -44,9 +44,7 @@ class ReplicaGrouping:
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """The replicas of each group."""
-        return tuple(
-            tuple(r for r in range(self.replicas) if self.group_of(r) == group) for group in range(self.count)
-        )
+        return tuple(tuple(r for r in range(self.replicas) if self.group_of(r) == group) for group in range(self.count))
 
     def to_device(self, value: torch.Tensor) -> torch.Tensor:
         """One row for each group, from a host tensor that has that, or (as it was read) one for each replica."""

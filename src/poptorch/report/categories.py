@@ -24,9 +24,7 @@ class DataType:
 
 
 DATA_TYPES = (
-    DataType(
-        "Variables", "variables", ("weights", "accumulators", "optimizer state", "buffers", "stashes", COMING)
-    ),
+    DataType("Variables", "variables", ("weights", "accumulators", "optimizer state", "buffers", "stashes", COMING)),
     DataType("Constants", "constants", ("constants",)),
     DataType("Host Exchange Packet Headers", "hostExchangePacketHeader"),
     DataType("Global Exchange Packet Headers", "globalExchangePacketHeader"),

@@ -29,6 +29,7 @@ the schema of the tables) and tables/<table>/<column>.npy (numpy arrays). Read i
 print it with: poptorch report FOLDER
 """
 
+
 @dataclass
 class Profile:
     """What a report consists of: a document of figures, and tables of equally long columns."""

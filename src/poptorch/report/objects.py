@@ -135,10 +135,12 @@ class TileMemory:
     @property
     def category(self) -> MemoryCategories:
         """By what the bytes are for."""
-        return MemoryCategories({
-            kind.attribute: MemoryCategory(round(sum(map(self._bytes, kind.columns))), bool(kind.columns))
-            for kind in DATA_TYPES
-        })
+        return MemoryCategories(
+            {
+                kind.attribute: MemoryCategory(round(sum(map(self._bytes, kind.columns))), bool(kind.columns))
+                for kind in DATA_TYPES
+            }
+        )
 
     @property
     def vertices(self) -> list[VertexMemory]:

@@ -33,9 +33,7 @@ class PerfCounters:
 EMPTY: dict[str, list[list[float]]] = {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}
 
 
-def latency(
-    counters: dict[str, list[list[float]]], start: str, end: str, first: bool = True
-) -> Latency:
+def latency(counters: dict[str, list[list[float]]], start: str, end: str, first: bool = True) -> Latency:
     """Shortest, longest and average time from event ``start`` to event ``end``.
 
     Events of several tensors at one position are combined: the first one for a start of transfers (``first``), else the

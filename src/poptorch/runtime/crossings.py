@@ -50,9 +50,7 @@ class Crossings:
         return list(found.values())
 
 
-def crossings_of(
-    graph: TaskGraph, stages: Sequence[StageProgram], edges: Sequence[Edge], blocks: Blocks
-) -> Crossings:
+def crossings_of(graph: TaskGraph, stages: Sequence[StageProgram], edges: Sequence[Edge], blocks: Blocks) -> Crossings:
     """The part of a task graph that belongs to this process."""
     by_slot = {stage.slot: blocks.of(stage) for stage in stages}
     successors = graph.successors()
@@ -81,9 +79,7 @@ def crossings_of(
         [replace(task, index=number[task.index]) for task in here], waits, frozenset(number[i] for i in awaited)
     )
     uses = {i: sum(by_slot[c] == blocks.own for c in edge.consumers) for i, edge in enumerate(edges)}
-    return Crossings(
-        local, {number[i]: m for i, m in sent.items()}, {number[i]: m for i, m in awaited.items()}, uses
-    )
+    return Crossings(local, {number[i]: m for i, m in sent.items()}, {number[i]: m for i, m in awaited.items()}, uses)
 
 
 def _stage(task: Task) -> int:

@@ -40,9 +40,7 @@ from poptorch.schedule import Kind
 class ParallelRunner:
     """Runs the stages of a plan on several IPUs, or several replicas, at the same time."""
 
-    def __init__(
-        self, executable: Executable, link: ReplicaLink | None = None, meeting: Meeting | None = None
-    ) -> None:
+    def __init__(self, executable: Executable, link: ReplicaLink | None = None, meeting: Meeting | None = None) -> None:
         device, code = executable.device, executable.code
         self.link = link
         """The processes that share the replicas of this one."""
@@ -130,9 +128,7 @@ class ParallelRunner:
             stamps.report(call.trace)
         return stamps
 
-    def _round(
-        self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None
-    ) -> None:
+    def _round(self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None) -> None:
         work = _Round(self, call, stamps, iteration)
         execute: Execute = work.execute
         if faults is not None:

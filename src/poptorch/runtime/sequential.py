@@ -133,9 +133,7 @@ class SequentialRunner:
             stream.put_all(members, value)
 
     @staticmethod
-    def _keep(
-        call: Call, first: MicroBatch, anchored: Sequence[torch.Tensor], counted: Sequence[torch.Tensor]
-    ) -> None:
+    def _keep(call: Call, first: MicroBatch, anchored: Sequence[torch.Tensor], counted: Sequence[torch.Tensor]) -> None:
         for stream, value in zip(call.anchors, anchored, strict=True):
             stream.put(first, value)
         for value in counted:

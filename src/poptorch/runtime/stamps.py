@@ -79,7 +79,6 @@ class Stamps:
         counters.output = [self._output[m] for m in returned if m in self._output]
         counters.output_complete = [self._output_complete[m] for m in returned if m in self._output_complete]
 
-
     def report(self, trace: Trace) -> None:
         """Put a span for the inputs and one for the outputs of each micro-batch into a trace."""
         for kind, begun, ended in (

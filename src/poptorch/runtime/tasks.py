@@ -114,9 +114,7 @@ class Work:
         return Work(plan.stages, plan.carried, any(acts_in_order(stage.program) for stage in plan.stages))
 
 
-def build_tasks(
-    plan: Plan, work: Work, micro: int, replicas: int, *, training: bool, members: int = 1
-) -> TaskGraph:
+def build_tasks(plan: Plan, work: Work, micro: int, replicas: int, *, training: bool, members: int = 1) -> TaskGraph:
     """The graph for ``micro`` micro-batches, or groups of ``members``, on each of ``replicas`` replicas."""
     whole = training and plan.whole  # the only stage of a model in one part is both passes
     backward = training and not whole
@@ -244,9 +242,7 @@ class _Builder:
     def _exchange(self, job: Job, workers: Sequence[int], replica: int, now: int, before: set[int]) -> list[int]:
         return [self._add(job, replica, worker, None, now, before) for worker in workers]
 
-    def _add(
-        self, job: Job, replica: int, ipu: int, stage: int | None, now: int, waits_for: Iterable[int]
-    ) -> int:
+    def _add(self, job: Job, replica: int, ipu: int, stage: int | None, now: int, waits_for: Iterable[int]) -> int:
         index = len(self._graph.tasks)
         self._graph.tasks.append(Task(index, job, replica, ipu, stage, now, self._members, self._whole))
         self._graph.waits_for.append(set(waits_for))

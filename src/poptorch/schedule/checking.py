@@ -33,9 +33,7 @@ def check(ticks: Iterable[Tick], parts: int, micro: int, *, training: bool = Tru
 
     for now, tick in enumerate(schedule):
         # A phase may occupy all workers of a group: the same job in several rows of one tick is one job.
-        computing = {
-            job for job in tick.jobs if job is not None and job.kind in (Kind.FORWARD, Kind.BACKWARD)
-        }
+        computing = {job for job in tick.jobs if job is not None and job.kind in (Kind.FORWARD, Kind.BACKWARD)}
         for worker, job in enumerate(tick.jobs):
             if streams and job is not None:
                 fault = _streaming_fault(job, worker, holds)
@@ -85,9 +83,7 @@ def peak_stash(ticks: Iterable[Tick], parts: int) -> tuple[int, ...]:
     (2, 1)
     """
     schedule = list(ticks)
-    returning = {
-        (job.micro, job.part) for tick in schedule for job in tick.jobs if job and job.kind is Kind.BACKWARD
-    }
+    returning = {(job.micro, job.part) for tick in schedule for job in tick.jobs if job and job.kind is Kind.BACKWARD}
     kept: list[set[int]] = [set() for _ in range(parts)]
     peak = [0] * parts
     for tick in schedule:

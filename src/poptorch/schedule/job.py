@@ -45,9 +45,7 @@ class Job:
         """Read the text form; ``part`` is the one to assume when the text leaves it out."""
         found = _JOB_TEXT.fullmatch(text)
         if found is None or (found["part"] is None and part is None):
-            raise ValueError(
-                f"{text!r} is not a job: expected a micro-batch, one of F B L S, and @part, as in 3B@1."
-            )
+            raise ValueError(f"{text!r} is not a job: expected a micro-batch, one of F B L S, and @part, as in 3B@1.")
         return cls(int(found["micro"]), Kind(found["kind"]), int(found["part"] or part or 0))
 
 

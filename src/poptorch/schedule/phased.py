@@ -48,9 +48,7 @@ def parallel_phased(phases: int, micro: int, ipus: int = 2, *, training: bool = 
     """
     positive(phases=phases, micro=micro)
     if ipus < 2 or ipus % 2:
-        raise ValueError(
-            f"Parallel phases alternate between two equal groups: ipus must be even, not {ipus}."
-        )
+        raise ValueError(f"Parallel phases alternate between two equal groups: ipus must be even, not {ipus}.")
     groups = [range(0, ipus, 2), range(1, ipus, 2)]
     return _in_phases(phases, micro, groups, training=training, overlap=True)
 

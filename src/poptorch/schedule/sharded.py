@@ -22,9 +22,7 @@ def one_at_a_time(parts: int, micro: int, *, training: bool) -> Iterator[Job]:
                 yield Job(m, Kind.BACKWARD, part)
 
 
-def sharded(
-    stages: int, micro: int, ipus: Sequence[int] | None = None, *, training: bool = True
-) -> Iterator[Tick]:
+def sharded(stages: int, micro: int, ipus: Sequence[int] | None = None, *, training: bool = True) -> Iterator[Tick]:
     """Ticks with a single busy IPU each; no micro-batch starts before the one before is done.
 
     ``stages=2, micro=2``::

@@ -38,7 +38,5 @@ def read(drawing: str) -> list[Tick]:
     """
     rows = [line.partition("|")[2].split() for line in drawing.strip().splitlines()]
     if len({len(row) for row in rows}) > 1:
-        raise ValueError(
-            f"The rows of a schedule have the same length, but here: {[len(row) for row in rows]}."
-        )
+        raise ValueError(f"The rows of a schedule have the same length, but here: {[len(row) for row in rows]}.")
     return [Tick.parse(" ".join(column)) for column in zip(*rows, strict=True)]

@@ -18,7 +18,6 @@ def _sizes_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POPTORCH_GROUP")
 
 
-
 def group_size_of(model, rows, *, accumulation=8, shape=(8,), configure=lambda options: None, **optimizer):
     """The size of the groups of a training model."""
     options = poptorch.Options()
@@ -145,9 +144,7 @@ def test_groups_are_all_micro_batches(iterations, groups, size, replicas, traini
         input_group_type=CommGroupType.Orthogonal if iterations % 2 else CommGroupType.Consecutive,
         group_size=size if steps > 1 or not training else 1,
     )
-    alone = HostLoop(
-        loop.device_iterations, steps, replicas, loop.input_group_size, loop.input_group_type
-    )
+    alone = HostLoop(loop.device_iterations, steps, replicas, loop.input_group_size, loop.input_group_type)
     found = {}
     for first in loop.group_starts():
         for place, tick in enumerate(loop.members(first)):

@@ -71,7 +71,6 @@ def test_gradients_of_layers_are_summed_by_the_layers_themselves():
 def test_a_weight_with_several_uses():
     """Sums of gradients, scaled gradients, and a gradient that is also a value of the micro-batch."""
 
-
     def forward(layer, x):
         return (3.0 * layer(torch.tanh(layer(x)))).sum() + layer.weight.sum()
 

@@ -378,7 +378,6 @@ class TestEmptyStates:
             view.open(tab)
         assert view.console() == []
 
-
     def test_an_ipu_without_steps_says_so(self, driver, tmp_path):
         profile = synthetic_profile(2, 8, 24, 10)
         kept = profile.tables["liveness"]["ipu"] == 1

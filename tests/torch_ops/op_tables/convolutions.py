@@ -70,9 +70,7 @@ ROWS = [
     layer("Conv2d kernel tuple", lambda: nn.Conv2d(4, 3, (1, 3), stride=(2, 1), padding=(0, 1)), IMAGE),
     layer("Conv2d unbatched", lambda: nn.Conv2d(4, 3, 3), IMAGE[0]),
     layer("Conv2d channels last", lambda: nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last), IMAGE),
-    op(
-        "conv2d function", lambda x, w, b: F.conv2d(x, w, b), IMAGE, normal(3, 4, 3, 3), normal(3)
-    ),
+    op("conv2d function", lambda x, w, b: F.conv2d(x, w, b), IMAGE, normal(3, 4, 3, 3), normal(3)),
     layer("Unfold", lambda: nn.Unfold((2, 3), dilation=1, padding=1, stride=2), IMAGE),
     layer("Fold", lambda: nn.Fold((4, 5), (2, 2)), normal(1, 8, 12)),
     layer("Fold overlapping", lambda: nn.Fold((5, 6), (3, 2), padding=1, stride=2), normal(2, 12, 12)),

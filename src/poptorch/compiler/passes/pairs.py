@@ -39,12 +39,14 @@ def weights_as_pairs(program: Program, context: Context) -> str:
         program.ports[place] = dataclasses.replace(port, shape=tuple(pairs.shape), dtype=pairs.dtype)
         changed += 1
     if changed:
-        program.set_outputs([
-            (output, _pairs_of(gradient, program.output_node, like=gradient))
-            if output.kind is OutputKind.GRADIENT and value_of(gradient).is_complex()
-            else (output, gradient)
-            for output, gradient in program.returned()
-        ])
+        program.set_outputs(
+            [
+                (output, _pairs_of(gradient, program.output_node, like=gradient))
+                if output.kind is OutputKind.GRADIENT and value_of(gradient).is_complex()
+                else (output, gradient)
+                for output, gradient in program.returned()
+            ]
+        )
     return summary(changed, f"{changed} complex weights are trained as pairs of real numbers")
 
 

@@ -116,9 +116,7 @@ class _Copies:
             if node in needed:
                 continue
             needed.add(node)
-            queue += [
-                o for o in node.all_input_nodes if (o, slot) not in self._made and self._is_recomputed(o, slot)
-            ]
+            queue += [o for o in node.all_input_nodes if (o, slot) not in self._made and self._is_recomputed(o, slot)]
         return needed
 
 

@@ -119,9 +119,7 @@ def _crossing(program: Program, slots: dict[fx.Node, int]) -> list[tuple[fx.Node
     return result
 
 
-def _add_order(
-    stages: Iterable[StageProgram], edges: list[Edge], program: Program, partition: Partition
-) -> None:
+def _add_order(stages: Iterable[StageProgram], edges: list[Edge], program: Program, partition: Partition) -> None:
     """What must run before what within a micro-batch: data, and operations that act on the world in program order."""
     acting = _acting_slots(program, partition)
     for stage in stages:
@@ -132,9 +130,7 @@ def _add_order(
 
 
 def _acting_slots(program: Program, partition: Partition) -> set[int]:
-    return {
-        partition.slots[n] for n in program.operations() if not is_write(n) and n.is_impure(impure_random=False)
-    }
+    return {partition.slots[n] for n in program.operations() if not is_write(n) and n.is_impure(impure_random=False)}
 
 
 class _Cutter:
@@ -208,4 +204,3 @@ class _Cutter:
     def _mine(self, kind: OutputKind, inside: set[fx.Node]) -> list[int]:
         """Which of the whole program's outputs of one kind are computed here."""
         return [i for i, value in enumerate(self._program.values_of(kind)) if value in inside]
-

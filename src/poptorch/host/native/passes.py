@@ -91,9 +91,7 @@ def whole(draft: Draft) -> HostProgram:
         *fakes, _ = draft.fakes
         shaped = [with_format(f, formats, port.name) for f, port in zip(fakes, program.ports, strict=True)]
     draft.fakes[:-1] = shaped
-    inputs = [
-        draft.new(node.name, fake) for (node, _), fake in zip(program.placeholders(), shaped, strict=True)
-    ]
+    inputs = [draft.new(node.name, fake) for (node, _), fake in zip(program.placeholders(), shaped, strict=True)]
     outputs = [draft.new(f"{output.kind.value}_{output.name}") for output in program.outputs]
     arguments = []
     for name, role in _ARGUMENTS.items():

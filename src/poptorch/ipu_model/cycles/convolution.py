@@ -119,9 +119,7 @@ def _pass_1x1(unit: MatrixUnit, positions: Array, zeroes: bool) -> Array:
     return np.maximum(_WORKERS * np.maximum(one, other), _WORKERS * np.minimum(one, other) + 14)
 
 
-def matrix_1x1(
-    unit: MatrixUnit, positions: Sizes, repeats: Repeats = _ONCE, outputs_per_group: int = 16
-) -> Array:
+def matrix_1x1(unit: MatrixUnit, positions: Sizes, repeats: Repeats = _ONCE, outputs_per_group: int = 16) -> Array:
     """One vertex that multiplies positions by a matrix with the matrix unit: a product, or a 1x1 convolution.
 
     >>> half = MatrixUnit(True, True, 16)

@@ -21,7 +21,6 @@ from poptorch.ops.custom.registry import Key, Operator
 registry.add_scanner(LibraryScanner())
 
 
-
 def _computed(operator: Operator, key: Key, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     declared = operator.infer(inputs)
     outputs = operator.compute([tensor.detach() for tensor in inputs])
