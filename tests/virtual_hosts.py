@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -43,10 +44,13 @@ def why_not() -> str:
     return tried.stderr.decode()
 
 
+_letters = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
+
+
 @contextmanager
 def connected(folder: Path, count: int = 2) -> Iterator[list[Host]]:
     """Hosts with a network between them."""
-    mark = f"pt{os.getpid() % 100000}"
+    mark = f"pt{os.getpid() % 100000}{next(_letters)}"  # names of links have at most fifteen characters
     subnet = _NETWORK.format(os.getpid() % 256)
     hosts = [Host(f"{mark}h{i}", f"{subnet}.{i + 1}", folder / f"host{i}") for i in range(count)]
     try:
@@ -62,7 +66,9 @@ def connected(folder: Path, count: int = 2) -> Iterator[list[Host]]:
             _ip("-n", host.name, "link", "set", "lo", "up")
         yield hosts
     finally:
-        for host in hosts:
+        for i, host in enumerate(hosts):
+            # The system deletes the links of a network that is gone in its own time.
+            subprocess.run(["ip", "link", "delete", f"{mark}v{i}"], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "delete", mark], capture_output=True, check=False)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 
 import numpy as np
 import pytest
@@ -72,15 +70,11 @@ class TestOptimizers:
             executor.setOptimizer(optimizer)
 
 
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.copy, copy.deepcopy, pickle.dumps, lambda e: torch.save(e, io.BytesIO())],
-    ids=["copy", "deepcopy", "pickle", "save"],
-)
-def test_executors_are_saved_otherwise(duplicate):
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_executors_are_copied_otherwise(duplicate):
     executor = poptorch.trainingModel(Model())
     executor(X, T)
-    with pytest.raises(poptorch.Error, match=r"\.save\(filename\).*\.model"):
+    with pytest.raises(poptorch.Error, match=r"cannot be copied.*\.model.*torch\.save"):
         duplicate(executor)
     executor(X, T)
 

@@ -199,6 +199,7 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:The learning rate of the optimizer")  # some change it when they are made
 @pytest.mark.filterwarnings("error")
 def test_schedulers_after_wrapping_give_no_warning(name, capfd):
     model = WithLoss()

@@ -52,7 +52,7 @@ def test_lines_of_torch(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_no_lines(capfd: pytest.CaptureFixture[str]) -> None:
     options = poptorch.Options()
-    options.appendToLocationExcludes("/")
+    options.appendToLocationExcludes("/", "<")
     (line,) = logged(poptorch.Compiler.PopART, options, capfd)
     assert ".py:" not in line
     (line,) = logged(poptorch.Compiler.MLIR, options, capfd)

@@ -22,7 +22,7 @@ from popdist.poprun.main import main as poprun
 from popdist.vipu.command import main as vipu
 from popdist.vipu.registry import Registry, RegistryError, Spec
 from poptorch.devices import partition
-from poptorch.distributed.peers import Peer, Peers
+from poptorch.distributed.peers import Peer
 from poptorch.executable import file as container
 from poptorch.options.connection_files import connection_files
 from poptorch.report import files
@@ -219,11 +219,8 @@ def test_a_folder_for_reports_that_cannot_be(tmp_path, caplog):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", "{", '{"process_id": "x"}'])
 def test_a_peer_that_says_nonsense_is_the_one_that_is_named(text):
-    store = torch.distributed.HashStore()
-    store.set("here/1", text)
-    own = Peer.here(0, 2, "127.0.0.1")
     with pytest.raises(poptorch.Error, match="Process 1 says about itself what makes no sense"):
-        Peers(store, own, 5.0)
+        Peer.said("here/1", text.encode())
 
 
 @pytest.mark.parametrize("text", ["", "  ", "{", "[" * 100_000, "1" * 10_000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import time
@@ -87,7 +88,8 @@ def test_a_process_with_another_secret_is_not_let_in() -> None:
 def test_who_connects_for_the_gradients_has_to_prove_who_it_is() -> None:
     ended = run("impostor", seconds=20)
     assert [end.code for end in ended] == [5, 5], ended[0].output
-    assert "who connected as process 1 has not proven that it belongs to the job" in ended[0].output
+    # Whoever notices first says so, and the others pass it on: each of the two sees a wrong proof.
+    assert re.search(r"who connected as process [01] has not proven that it belongs to the job", ended[0].output)
 
 
 def test_a_job_over_the_network_without_a_secret_says_so() -> None:

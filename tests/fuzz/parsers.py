@@ -401,7 +401,7 @@ PARSERS = (
         ),
         (poptorch.Error, ValueError, AttributeError, AssertionError, TypeError, KeyError),
     ),
-    Parser("launchers", read_launchers, (b"4\n3\n2\n1\n2\n1\n8\n2\n6",), (ValueError, RuntimeError)),
+    Parser("launchers", read_launchers, (b"4\n3\n2\n1\n2\n1\n8\n2\n6",), (ValueError, RuntimeError, poptorch.Error)),
     Parser(
         "slot",
         read_slot,

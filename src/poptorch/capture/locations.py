@@ -52,10 +52,10 @@ def definition_of(function: object, excludes: Sequence[str] = DEFAULT_EXCLUDES) 
 
 def _is_users(code: CodeType, excludes: Sequence[str], frame: FrameType | None = None) -> bool:
     file = code.co_filename
-    if file.startswith("<"):
-        return is_typed(file, code.co_name, frame.f_globals.get("__name__") if frame is not None else None)
     if file.startswith((_PACKAGE, *_MACHINERY)) or any(part in file for part in excludes):
         return False
+    if file.startswith("<"):
+        return is_typed(file, code.co_name, frame.f_globals.get("__name__") if frame is not None else None)
     return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)  # context managers, partial functions
 
 

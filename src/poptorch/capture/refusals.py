@@ -61,7 +61,8 @@ def dynamic_shape_error(func: Any, where: SourceLocation | str | None) -> Dynami
 
 def _written_at(where: SourceLocation | str | None) -> str:
     """The user's line, as far as its file can be read: masks in an index and ``nonzero`` become the same operation."""
-    return "" if not isinstance(where, SourceLocation) else linecache.getline(where.file, where.line)
+    file, _, line = str(where).partition(" ")[0].rpartition(":")  # of a library first, then the user's
+    return linecache.getline(file, int(line)) if line.isdigit() else ""
 
 
 def refuse_dynamic_shape(func: Any, args: Any, kwargs: Any, where: SourceLocation | None) -> None:

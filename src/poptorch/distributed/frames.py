@@ -2,7 +2,7 @@
 
 >>> data = pack([1, "set", "key", b"value"])
 >>> unpack(bytearray(data + b"more"))
-([1, 'set', 'key', b'value'], 35)
+([1, 'set', 'key', b'value'], 36)
 >>> unpack(bytearray(data[:-1])) is None
 True
 """

@@ -16,6 +16,7 @@ from poptorch.errors import createPoptorchError
 if TYPE_CHECKING:
     from poptorch.capture.arguments import BoundCall
     from poptorch.executor.executor import PoplarExecutor
+    from poptorch.executor.optimizer_link import OptimizerLink
     from poptorch.executor.session import Session
 
 
@@ -59,8 +60,9 @@ class Callback:
 class Callbacks:
     """The callbacks of an executor. One that has none does not have this object, and its calls do not pay for it."""
 
-    def __init__(self, executor: PoplarExecutor) -> None:
+    def __init__(self, executor: PoplarExecutor, link: OptimizerLink | None) -> None:
         self._executor: Any = weakref.proxy(executor)
+        self._link = link
         self._callbacks: OrderedDict[int, Callback] = OrderedDict()
         self._step = self._updates = 0
 
@@ -96,8 +98,7 @@ class Callbacks:
         self._tell("on_end", None, 0.0)
 
     def _tell(self, method: str, result: Any, seconds: float) -> None:
-        link = self._executor._wrapped.link
-        optimizer = None if link is None else link.optimizer
+        optimizer = None if self._link is None else self._link.optimizer
         event = Event(self._executor, self._step, self._updates, result, seconds, optimizer)
         for callback in list(self._callbacks.values()):  # a callback may remove itself
             getattr(callback, method)(event)

@@ -336,7 +336,7 @@ class PoplarExecutor(Inside):
         >>> handle.remove()
         """
         if self._callbacks is None:
-            self._callbacks = Callbacks(self)
+            self._callbacks = Callbacks(self, self._wrapped.link)
         return self._callbacks.add(callback)
 
     def sessionFor(self, *args: Any, **kwargs: Any) -> tuple[Session, list[torch.Tensor]]:

@@ -72,8 +72,12 @@ class Turns:
         >>> other.take(one.is_mine)
         True
         """
-        if other is not self and other._joined is not self:
+        if other is not self and not other.follows(self):
             self.take(setattr, self, "_joined", other)
+
+    def follows(self, other: Turns) -> bool:
+        """Whether threads wait there instead of here."""
+        return self._joined is other
 
     def is_mine(self) -> bool:
         """Whether the calling thread, or the one that it works for, has the turn."""

@@ -32,8 +32,8 @@ def autoPipeline(
     >>> layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     >>> print(autoPipeline(layers, 2, torch.ones(8, 64), verbose=False))
     IPU  starts with    time     weights
-      0  the model     50.0%     33280 B
-      1  2             50.0%     33280 B
+      0  the model     50.0%    32.5 KiB
+      1  2             50.0%    32.5 KiB
     balance 100%
     """
     backend = {} if options is None else getattr(getattr(options, "_Popart", None), "options", {})

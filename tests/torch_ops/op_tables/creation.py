@@ -40,7 +40,7 @@ ROWS = [
     const("zero_", lambda x: (x + 1).zero_(), X),
     op("tensor constant", lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]), X),
     op("tensor scalar", lambda x: x + torch.tensor(2), X),
-    const("tensor returned", lambda x: [torch.tensor([1, 2]), (torch.tensor(1.5), x + 0)], X),
+    const("tensor returned", lambda x: [torch.tensor([1, 2], dtype=torch.int32), (torch.tensor(1.5), x + 0)], X),
     op("eye", lambda x: x @ torch.eye(4), X),
     op("linspace", lambda x: x + torch.linspace(0, 1, 4), X),
     op("logspace", lambda x: x + torch.logspace(0, 1, 4), X),
