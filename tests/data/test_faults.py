@@ -154,10 +154,10 @@ def test_the_last_data_is_delivered_before_the_bad_news() -> None:
 
 def test_a_background_process_that_hangs_is_given_up(tmp_path: Path) -> None:
     mark = tmp_path / "stuck"
-    loader = in_background(Hanging(10, at=4, mark=mark), timeout=1.0)
+    loader = in_background(Hanging(10, at=4, mark=mark), timeout=5.0)
     text = raised(lambda: list(loader), AssertionError)
     assert "An error occurred in the data fetcher" in text
-    assert "timeout=1.0" in text
+    assert "timeout=5.0" in text
     wait_until(lambda: parent_of(int(mark.read_text())) is None, "the stuck process is gone")
 
 
