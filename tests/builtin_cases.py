@@ -497,3 +497,6 @@ graphcore(
     "AllReduce", [R(3), R(3, seed=1)], lambda a, b: [torch.maximum(a, b).detach()] * 2, "most", ipus=[0, 1],
     __collectiveOperator=4,
 ).numeric = False  # fmt: skip
+
+OWN = len(CASES)
+"""Those of this file; others come after them."""
