@@ -72,3 +72,50 @@ def test_four_modules_read_the_environment() -> None:
     code = {path: re.sub(r"(?m)^\s*>>>.*$", "", path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
     readers = {path.relative_to(package).as_posix() for path, text in code.items() if pattern.search(text)}
     assert readers == {"environment.py", "launchers.py", "_logging.py", "startup.py"}
+
+
+BELOW_THE_EXECUTOR = {
+    *("ambient", "capture", "compiler", "devices", "distributed", "executable", "host", "ipu_model", "ops", "optim"),
+    *("placement", "program", "replicas", "runtime", "schedule"),
+}
+READER = "compiler/request.py"
+
+
+def readings(tree: ast.Module) -> set[str]:
+    """What a module takes from options: attributes that are no calls of setters, and parameters of any type."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.arg in ("options", "opts") and node.annotation is not None:
+            if ast.unparse(node.annotation) == "Any":
+                found.add(f"{node.arg}: Any")
+        elif isinstance(node, ast.Attribute) and id(node) not in called and isinstance(node.ctx, ast.Load):
+            holder = node.value
+            name = holder.id if isinstance(holder, ast.Name) else getattr(holder, "attr", "")
+            if name in ("options", "opts") and not is_called(node, tree, called):
+                found.add(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            found |= {ast.unparse(node)} if ast.unparse(node.args[0]).endswith(("options", "opts")) else set()
+    return found
+
+
+def is_called(node: ast.Attribute, tree: ast.Module, called: set[int]) -> bool:
+    """Whether the attribute is a group of options, one of whose setters is called."""
+    return any(isinstance(n, ast.Attribute) and n.value is node and id(n) in called for n in ast.walk(tree))
+
+
+def test_below_the_executor_only_the_request_reads_options() -> None:
+    package = ROOT / "src" / "poptorch"
+    readers = {}
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if name.partition("/")[0].removesuffix(".py") in BELOW_THE_EXECUTOR and name != READER:
+            readers[name] = readings(ast.parse(path.read_text(encoding="utf-8")))
+    assert {name: found for name, found in readers.items() if found} == {}, f"let {READER} make settings of them"
+
+
+def test_who_reads_options_is_seen() -> None:
+    read = {"options.a", "opts.b", "self.options.c", "getattr(options, 'd')", "options: Any"}
+    text = "\n".join(["def f(options: Any): ...", *sorted(read - {"options: Any"})])
+    assert readings(ast.parse(text)) == read
+    assert readings(ast.parse("options.Training.gradientAccumulation(2)\noptions.replicationFactor(2)")) == set()

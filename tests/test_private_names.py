@@ -17,6 +17,8 @@ OPTIONS = {
     "_show_compilation_progress_bar": "an option without a public reader, as in the original",
     "_relax_optimizer_checks": "an option without a public reader, as in the original",
     "_tracing_requested": "an option without a public reader",
+    "_source_location_excludes": "an option without a public reader, as in the original",
+    "_module_namescope_enabled": "an option without a public reader, as in the original",
     "_freeze": "options are frozen by the executor, not by users",
     "_unfreeze": "options from a file may be edited once more",
 }

@@ -8,12 +8,17 @@ The state is per thread, because two models may be captured by two threads at on
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from poptorch.enums import HalfFloatCastingBehavior, OutputMode
+
+if TYPE_CHECKING:
+    from poptorch.placement import ExecutionStrategy
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,42 @@ class LossMark:
     """Whether the loss is one number, or the user asked for the form that it has."""
 
 
+@dataclass(frozen=True)
+class CaptureSettings:
+    """What the options of a model ask of its capture. The compiler's request makes it; nobody here knows options."""
+
+    strict: bool = False
+    """Whether only what the original accepts is accepted."""
+
+    traced: bool = False
+    """Whether the user asked for the tracing front end."""
+
+    dispatched: bool = False
+    """Whether the user asked for the dispatcher."""
+
+    half_float_casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default
+    float_statistics: bool = True
+    """Whether running statistics of float16 norms are kept in float32."""
+
+    autocast: Mapping[str, Sequence[str]] | None = None
+    """The lists of the policy by their names; ``None``: no region changes any type."""
+
+    excludes: tuple[str, ...] = ()
+    """Parts of the paths of files whose lines are not the user's."""
+
+    names_modules: bool = True
+    """Whether operations have the path of their sub-module in their names."""
+
+    replicas: int = 1
+    """Of all processes."""
+
+    strategy: ExecutionStrategy | None = None
+    """What places blocks; ``None``: a pipeline with automatic stages."""
+
+    io_tiles: int = 0
+    output_mode: OutputMode = OutputMode.All
+
+
 @dataclass
 class CaptureContext:
     """Everything that annotations write during one capture."""
@@ -55,8 +96,8 @@ class CaptureContext:
     name_scopes: list[str] = field(default_factory=list)
     attributes: dict[str, dict[str, str]] = field(default_factory=dict)
     losses: list[LossMark] = field(default_factory=list)
-    options: Any = None
-    """The executor's own ``poptorch.Options``; annotations resolve blocks through its strategy."""
+    settings: CaptureSettings = field(default_factory=CaptureSettings)
+    """What the options ask for; annotations resolve blocks through its strategy."""
 
     training: bool = False
     in_norm: bool = False

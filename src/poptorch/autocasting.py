@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from poptorch import ambient
+
+if TYPE_CHECKING:
+    from poptorch.options import Options
 
 LISTS = ("fp16", "fp32", "promote", "demote")
 
@@ -42,12 +45,12 @@ class Policy:
         self.promote = list(promote or ())
         self.demote = list(demote or ())
 
-    def apply(self, module: torch.nn.Module, options: Any) -> None:
+    def apply(self, module: torch.nn.Module, options: Options) -> None:
         """Convert every module inside ``module`` (itself included) on which ``autocast()`` was called."""
         for layer in module.modules():
             self.applyToLayer(layer, options)
 
-    def applyToLayer(self, module: torch.nn.Module, options: Any) -> None:
+    def applyToLayer(self, module: torch.nn.Module, options: Options) -> None:
         """Convert the parameters of one module, in place, if ``autocast()`` was called on it and its class is listed.
 
         Nothing happens when the master switch of ``options`` is off.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -58,17 +58,6 @@ def inside(replica: Replica | None) -> Iterator[None]:
         yield
     finally:
         _state.replica = before
-
-
-def count_of(options: Any) -> int:
-    """How many replicas a model with these options has, those of other processes included.
-
-    >>> count_of(None)
-    1
-    """
-    if options is None:
-        return 1
-    return int(options.replication_factor) * int(options.Distributed.numDataParts)
 
 
 def members_of(number: int, grouping: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ import poptorch
 from poptorch.capture.arguments import Signature
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.lowering import lower_for_device
-from poptorch.compiler.request import CompileRequest
+from poptorch.compiler.request import CompileRequest, update_settings
 from poptorch.host.build import build_host
 from poptorch.optim.spec import describe
 
@@ -35,7 +35,7 @@ class Block(nn.Module):
 def request(model: nn.Module, *args: Any, training: bool = True, accumulation: int = 4) -> CompileRequest:
     options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
     options.Training.gradientAccumulation(accumulation)
-    spec = describe(poptorch.optim.AdamW(model.parameters(), lr=0.1), options) if training else None
+    spec = describe(poptorch.optim.AdamW(model.parameters(), lr=0.1), update_settings(options)) if training else None
     return CompileRequest(model, Signature(model.forward).bind(args, {}), options, training, spec)
 
 
@@ -108,7 +108,7 @@ class Huge(nn.Module):
 @pytest.mark.parametrize("optimizer", [poptorch.optim.SGD, poptorch.optim.AdamW, poptorch.optim.LAMB, torch.optim.Adam])
 def test_the_update_allocates_no_weights(optimizer: Any) -> None:
     model, options = Huge(), poptorch.Options()
-    spec = describe(optimizer(model.parameters(), lr=0.1), options)
+    spec = describe(optimizer(model.parameters(), lr=0.1), update_settings(options))
     call = Signature(model.forward).bind((torch.empty(1, 1 << 20, device="meta"),), {})
     device = lower_for_device(CompileRequest(model, call, options, True, spec))
     assert device.update is not None

@@ -14,7 +14,7 @@ import poptorch
 from poptorch.capture.arguments import Signature
 from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.memory import Category, Home, Location, MemoryMap
-from poptorch.compiler.request import CompileRequest
+from poptorch.compiler.request import CompileRequest, update_settings
 from poptorch.enums import CommGroupType, OverlapMode
 from poptorch.optim.spec import describe
 from poptorch.program.replica_groups import ReplicaGrouping
@@ -57,7 +57,7 @@ def trained(model, options, optimizer, groups=(), rows=2):
     dtype = model.last.weight.dtype
     count = rows * options.Training.gradient_accumulation * options.replication_factor
     call = Signature(model.forward).bind((torch.ones(count, 4, dtype=dtype), torch.ones(count, 3, dtype=dtype)), {})
-    spec = describe(optimizer(model.parameters(), lr=0.1), options)
+    spec = describe(optimizer(model.parameters(), lr=0.1), update_settings(options))
     request = CompileRequest(model, call, options, training=True, optimizer_spec=spec, groups=dict(groups))
     return lower_for_device(request).memory
 

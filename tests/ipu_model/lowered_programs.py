@@ -14,7 +14,7 @@ import poptorch
 from poptorch.capture.arguments import Signature
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.lowering import lower_for_device
-from poptorch.compiler.request import CompileRequest
+from poptorch.compiler.request import CompileRequest, update_settings
 from poptorch.optim.spec import describe
 
 
@@ -22,7 +22,7 @@ def lowered(model: nn.Module, *inputs: Any, optimizer: Any = None, options: Any 
     """A model for inference, or for training with an optimizer."""
     call = Signature(model.forward).bind(inputs, {})
     options = poptorch.Options() if options is None else options
-    spec = None if optimizer is None else describe(optimizer, options)
+    spec = None if optimizer is None else describe(optimizer, update_settings(options))
     return lower_for_device(CompileRequest(model, call, options, optimizer is not None, spec))
 
 

@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import poptorch
+from poptorch.compiler.request import backend_settings
 from poptorch.ipu_model.architecture import Architecture, architecture
 from poptorch.ipu_model.costing import cost, cost_of, rule_for
 from poptorch.ipu_model.rules.passes import reduce
@@ -171,7 +172,7 @@ def product_node(**info: Any) -> fx.Node:
 
 
 def test_settings_reach_products_and_nodes_win() -> None:
-    slow, fast = CostSettings(), CostSettings.of({"partialsTypeMatMuls": "half"})
+    slow, fast = CostSettings(), CostSettings.of(backend_settings({"partialsTypeMatMuls": "half"}))
     base = cost_of(product_node(), BOW, slow).cycles(BOW)
     assert cost_of(product_node(), BOW, fast).cycles(BOW) < base
     assert cost_of(product_node(partials="half"), BOW, slow).cycles(BOW) < base
@@ -182,7 +183,9 @@ def test_memory_proportions_are_those_of_the_operation_the_ipu_or_the_kind() -> 
     little = CostSettings(ipu_proportions=((0, 0.01),))
     assert little.proportion_on(0, 0.6) == 0.01
     assert little.proportion_on(1, 0.6) == 0.6
-    convolution = CostSettings.of({"convolutionOptions": {"partialsType": "half", "availableMemoryProportion": "0.3"}})
+    convolution = CostSettings.of(
+        backend_settings({"convolutionOptions": {"partialsType": "half", "availableMemoryProportion": "0.3"}})
+    )
     assert (convolution.convolution_partials, convolution.convolution_proportion) == (HALF, 0.3)
     node = product_node(available_memory=0.9)
     assert cost_of(node, BOW, little).cycles(BOW) == cost_of(product_node(available_memory=0.9), BOW).cycles(BOW)
@@ -193,12 +196,12 @@ def test_impossible_proportions_are_errors(share: float) -> None:
     with pytest.raises(poptorch.Error, match="between 0 and 1"):
         CostSettings(product_proportion=share)
     with pytest.raises(poptorch.Error, match="between 0 and 1"):
-        CostSettings.of({}, {0: share})
+        CostSettings.of(backend_settings({}), {0: share})
 
 
 def test_unknown_partials_are_an_error() -> None:
     with pytest.raises(poptorch.Error, match="'half' and 'float'"):
-        CostSettings.of({"partialsTypeMatMuls": "quarter"})
+        CostSettings.of(backend_settings({"partialsTypeMatMuls": "quarter"}))
 
 
 # -- what has no fixed cost --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import poptorch
 from closeness import assert_close_sums
-from poptorch import Options
+from poptorch.ambient import CaptureSettings
 from poptorch.ops import control_flow
 from poptorch.ops.subgraph import graph_from_text, graph_to_text, subgraphs
 
@@ -336,11 +336,11 @@ def test_wrong_branches(capture) -> None:
     ],
 )
 def test_strict_compatibility_keeps_them_out_of_training(capture, function: str, call: Any) -> None:
-    strict = Options().strictCompatibility(True)
+    strict = CaptureSettings(strict=True)
     with pytest.raises(poptorch.Error, match=rf"poptorch.{function}\(\) is only supported in inference"):
-        capture(call, torch.ones(1), training=True, options=strict)
-    capture(call, torch.ones(1), training=False, options=strict)
-    capture(call, torch.ones(1), training=True, options=Options())
+        capture(call, torch.ones(1), training=True, settings=strict)
+    capture(call, torch.ones(1), training=False, settings=strict)
+    capture(call, torch.ones(1), training=True, settings=CaptureSettings())
 
 
 # ---- bodies as text ----------------------------------------------------------------------------------------------

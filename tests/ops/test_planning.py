@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch import OutputMode, OverlapMode
+from poptorch.compiler.request import capture_settings
 from poptorch.ops import planning
 
 
@@ -86,7 +87,9 @@ def _check(capture: Any, function: Any, options: Any) -> None:
     graph = capture(function, X, X.clone()).graph
     inputs = {node: node.name for node in graph.nodes if node.op == "placeholder"}
     results = next(iter(reversed(graph.nodes))).args[0]
-    planning.check_overlap(graph, inputs, results if isinstance(results, (list, tuple)) else [results], options)
+    planning.check_overlap(
+        graph, inputs, results if isinstance(results, (list, tuple)) else [results], capture_settings(options)
+    )
 
 
 def _mark_in(x: torch.Tensor, mode: OverlapMode = ON) -> torch.Tensor:

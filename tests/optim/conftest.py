@@ -13,8 +13,8 @@ from torch import Tensor
 
 import accumulating
 import poptorch
+from poptorch.compiler.request import update_settings
 from poptorch.executable.groups import HostLoop
-from poptorch.optim.settings import UpdateSettings
 from poptorch.optim.spec import OptimizerSpec, describe
 from poptorch.runtime.accumulate import GradientAccumulator
 
@@ -27,11 +27,11 @@ class UpdateOnly:
     def __init__(self, optimizer: torch.optim.Optimizer, options: poptorch.Options | None = None) -> None:
         self.optimizer = optimizer
         self.options = options
-        self.spec: OptimizerSpec = describe(optimizer, options)
+        self.spec: OptimizerSpec = describe(optimizer, update_settings(options))
         self.params = [[p.detach() for p in group.parameters] for group in self.spec.groups]
         self.states = self.spec.init_state()
         self.factor: Tensor | None = None
-        settings = UpdateSettings.from_options(options)
+        settings = update_settings(options)
         self.loop = HostLoop(gradient_accumulation=settings.micro_batches, replicas=settings.replicas)
 
     def step(self, gradient_of: Callable[[int, int], Sequence[Tensor]]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import poptorch
+from poptorch.compiler.request import update_settings
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.reading import OptimizerType
 from poptorch.optim.spec import describe, state_name
@@ -31,7 +32,7 @@ P, T = poptorch.optim, torch.optim
     ],
 )
 def test_types(make, name, kind, weights):
-    spec = describe(make(weights), poptorch.Options())
+    spec = describe(make(weights), update_settings(poptorch.Options()))
     assert (spec.type.name, spec.kind) == (name, kind)
     assert str(spec).startswith(kind)
 
@@ -60,9 +61,9 @@ def test_subclasses_are_accepted_with_a_warning(base, weights, caplog):
 class TestRefusedAttributes:
     def test_nesterov_only_under_strict_compatibility(self, weights):
         optimizer = T.SGD(weights, lr=0.001, momentum=0.1, nesterov=True)
-        assert describe(optimizer, poptorch.Options()).groups[0].rule.nesterov
+        assert describe(optimizer, update_settings(poptorch.Options())).groups[0].rule.nesterov
         with pytest.raises(ValueError, match="Nesterov momentum is currently not supported"):
-            describe(optimizer, poptorch.Options().strictCompatibility(True))
+            describe(optimizer, update_settings(poptorch.Options().strictCompatibility(True)))
 
     @pytest.mark.parametrize("kind", [P.Adam, P.AdamW, T.Adam, T.AdamW])
     def test_amsgrad(self, kind, weights):
@@ -174,7 +175,7 @@ class TestRanges:
         options = poptorch.Options()
         options.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.PostAndLoss)
         with pytest.raises(poptorch.Error, match="Value for MeanReductionStrategy out of range"):
-            check_ranges(describe(P.SGD(weights, lr=0.1), options))
+            check_ranges(describe(P.SGD(weights, lr=0.1), update_settings(options)))
 
 
 class TestConstness:
@@ -228,7 +229,7 @@ class TestConstness:
     def test_automatic_loss_scaling_makes_it_variable(self, make, weights):
         options = poptorch.Options()
         options.Training.setAutomaticLossScaling(True)
-        spec = describe(make(weights), options)
+        spec = describe(make(weights), update_settings(options))
         assert not spec.loss_scaling.is_constant
         assert "loss_scale_factor" in spec.groups[0].rule.inputs
 
@@ -256,7 +257,7 @@ class TestNames:
 
     @staticmethod
     def described(optimizer, options=None):
-        spec = describe(optimizer, options)
+        spec = describe(optimizer, update_settings(options))
         names = {p: f"w{i}" for i, p in enumerate(q for g in spec.groups for q in g.parameters)}
         return spec, names
 

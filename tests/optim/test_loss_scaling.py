@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import poptorch
 from closeness import assert_close_sums
+from poptorch.compiler.request import update_settings
 from poptorch.optim.auto_loss_scale import LossScalingSettings, next_factor
 from poptorch.optim.reduction import GradientReduction
 from poptorch.optim.settings import UpdateSettings
@@ -93,8 +94,8 @@ class TestInRules:
         options._Popart.set("automaticLossScalingSettings.binEdgeLocation", 0.5)
         options._Popart.set("automaticLossScalingSettings.thresholdUpperCountProportion", 0.25)
         options._Popart.set("automaticLossScalingSettings.updatePeriod", 3)
-        assert UpdateSettings.from_options(options).loss_scaling == LossScalingSettings(0.5, 0.25, 3)
-        assert UpdateSettings.from_options(poptorch.Options()).loss_scaling is None
+        assert update_settings(options).loss_scaling == LossScalingSettings(0.5, 0.25, 3)
+        assert update_settings(poptorch.Options()).loss_scaling is None
 
 
 class TestReduction:
@@ -119,4 +120,4 @@ class TestReduction:
     def test_replicas_of_all_processes_count(self):
         options = poptorch.Options().replicationFactor(2)
         options.Distributed.configureProcessId(0, 3)
-        assert UpdateSettings.from_options(options).replicas == 6
+        assert update_settings(options).replicas == 6

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import poptorch
+from poptorch.compiler.request import update_settings
 from poptorch.optim.replacement import check_update
 from poptorch.optim.spec import describe
 from poptorch.optim.unexpected import UnexpectedAttributes
@@ -16,7 +17,7 @@ INVALID = r"New optimizer is not a valid replacement\. "
 
 def refuse(old, new, reason, options=None):
     with pytest.raises(poptorch.Error, match=INVALID + reason):
-        check_update(describe(old, options), describe(new, options))
+        check_update(describe(old, update_settings(options)), describe(new, update_settings(options)))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +173,13 @@ def test_native_and_ours_replace_each_other(weights):
 
 
 def test_half_accumulation_after_compilation(weights):
-    before = describe(P.Adam(weights, lr=0.1), poptorch.Options())
+    before = describe(P.Adam(weights, lr=0.1), update_settings(poptorch.Options()))
     half = P.Adam(weights, lr=0.1, accum_type=torch.float16)
     with pytest.raises(ValueError, match="the executable is already compiled"):
-        check_update(before, describe(half, poptorch.Options()))
+        check_update(before, describe(half, update_settings(poptorch.Options())))
     running = poptorch.Options()
     running.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Running)
-    check_update(describe(P.Adam(weights, lr=0.1), running), describe(half, running))
+    check_update(describe(P.Adam(weights, lr=0.1), update_settings(running)), describe(half, update_settings(running)))
 
 
 def test_ignored_changes_are_mentioned(weights, caplog):

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import poptorch
 from poptorch import ambient
+from poptorch.compiler.request import capture_settings
 from poptorch.ipu_model.architecture import architecture
 from poptorch.ipu_model.costing import cost_of
 
@@ -316,7 +317,7 @@ def estimated_seconds(replicas: int) -> float:
 
 def capture(function: Any, x: torch.Tensor, options: Any) -> Any:
     def run(v: torch.Tensor) -> Any:
-        with ambient.capturing(ambient.CaptureContext(options=options)):
+        with ambient.capturing(ambient.CaptureContext(settings=capture_settings(options))):
             return function(v)
 
     return make_fx(run, tracing_mode="fake")(x).graph

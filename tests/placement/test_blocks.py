@@ -1,7 +1,6 @@
 """Block, BeginBlock, BlockFunction and removeBlocks during and outside a capture."""
 
 import copy
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -11,14 +10,14 @@ from torch import nn
 import poptorch
 import preloaded
 from poptorch import ambient
-from poptorch.ambient import CaptureContext, Placement
+from poptorch.ambient import CaptureContext, CaptureSettings, Placement
 from poptorch.placement import PipelinedExecution, SerialPhasedExecution, Stage
 
 
 def capture(function, *args, strategy=None):
     """Run ``function`` the way a capture does; returns the context with the traces it left."""
-    options = SimpleNamespace(_execution_strategy=strategy if strategy is not None else PipelinedExecution())
-    with ambient.capturing(CaptureContext(options=options)) as context:
+    settings = CaptureSettings(strategy=strategy if strategy is not None else PipelinedExecution())
+    with ambient.capturing(CaptureContext(settings=settings)) as context:
         function(*args)
     return context
 

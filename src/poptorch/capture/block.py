@@ -38,7 +38,7 @@ class BlockRecorder:
         self._owned = owned
         self._state = collect_state(request.model)
         self._inputs: dict[int, torch.Tensor] = {}
-        self._context = CaptureContext(options=request.options, training=request.training)
+        self._context = CaptureContext(settings=request.settings, training=request.training)
         self._stack = ExitStack()
         self._tracer = _open_tracer()
 
@@ -61,7 +61,7 @@ class BlockRecorder:
                     track_tensor_tree(tensor, proxy, constant=None, tracer=self._tracer)
             self._inputs = {id(own): stand_in for own, stand_in in zip(self._owned, inputs, strict=True)}
             names = DeviceNames(self._place)
-            rules, stand_ins = MixedTypes.of(request.options, promotes=True), StandIns(self._state, tensors)
+            rules, stand_ins = MixedTypes.of(request.settings, promotes=True), StandIns(self._state, tensors)
             stack.enter_context(environment(request, rules, self._context, stand_ins, names))
             stack.enter_context(module_scopes(request))
             stack.enter_context(capturable_layers(request))

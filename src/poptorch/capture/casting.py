@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from poptorch import ambient, autocasting
 from poptorch._logging import logger
+from poptorch.ambient import CaptureSettings
 from poptorch.capture.locations import user_location
 from poptorch.capture.state import StateEntry
 from poptorch.enums import HalfFloatCastingBehavior
@@ -99,13 +100,13 @@ class MixedTypes:
     """Where the user chose nothing."""
 
     @staticmethod
-    def of(options: Any, promotes: bool = False) -> MixedTypes:
+    def of(settings: CaptureSettings, promotes: bool = False) -> MixedTypes:
         """What the options ask for; refuses what the original refuses.
 
         ``promotes`` says that PyTorch's promotion holds where the options choose nothing.
         """
-        behaviour = HalfFloatCastingBehavior(options.Precision.half_float_casting)
-        traced, dispatched = bool(options.Jit._tracing_requested), not options.Jit.trace_model
+        behaviour = settings.half_float_casting
+        traced, dispatched = settings.traced, settings.dispatched
         if dispatched and behaviour is HalfFloatCastingBehavior.FloatDowncastToHalf:
             raise createPoptorchError(
                 "FloatDowncastToHalf is deprecated and not supported in the dispatcher: remove "
@@ -114,7 +115,7 @@ class MixedTypes:
         promotes = promotes and not traced and behaviour is HalfFloatCastingBehavior.Default
         downcast = not (dispatched or promotes) and behaviour is not HalfFloatCastingBehavior.HalfUpcastToFloat
         unsaid = downcast and not traced and behaviour is HalfFloatCastingBehavior.Default
-        return MixedTypes(downcast, traced, MixedNotice(options._source_location_excludes) if unsaid else None)
+        return MixedTypes(downcast, traced, MixedNotice(settings.excludes) if unsaid else None)
 
     @property
     def native(self) -> bool:
@@ -246,11 +247,11 @@ _NORMS = _names("layer_norm group_norm")
 class CastingMode(TorchFunctionMode):
     """Casts around whole torch functions: autocast regions, and the casts of the tracing front end."""
 
-    def __init__(self, rules: MixedTypes, precision: Any) -> None:
+    def __init__(self, rules: MixedTypes, settings: CaptureSettings) -> None:
         super().__init__()
         self._rules = rules
-        self._policy = precision.autocast_policy.names() if precision.autocast_enabled else None
-        upcast = precision.half_float_casting == HalfFloatCastingBehavior.HalfUpcastToFloat
+        self._policy = settings.autocast
+        upcast = settings.half_float_casting is HalfFloatCastingBehavior.HalfUpcastToFloat
         self._unlisted = FLOAT if upcast else HALF
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -386,10 +387,10 @@ def _recurrent_type(
 _STATISTICS = ("running_mean", "running_var")
 
 
-def is_float_statistic(entry: StateEntry, options: Any) -> bool:
+def is_float_statistic(entry: StateEntry, settings: CaptureSettings) -> bool:
     """Whether a float16 buffer is kept in float32 on the device: running statistics, unless told otherwise."""
     return (
-        bool(options.Precision.running_statistics_always_float)
+        settings.float_statistics
         and entry.tensor.dtype is HALF
         and all(
             isinstance(module, nn.modules.batchnorm._NormBase) and attribute in _STATISTICS

@@ -85,7 +85,7 @@ def _constant_size(item: slice) -> int | None:
 def _follows_dispatcher() -> bool:
     """With ``Jit.traceModel(False)``, run-time bounds are captured as constants."""
     context = ambient.current()
-    return context is not None and not context.options.Jit.trace_model
+    return context is not None and context.settings.dispatched
 
 
 def _bound(value: Any) -> _Bound | None:

@@ -171,7 +171,7 @@ def _flex_attention(
     of_score: Callable[..., Tensor],
     mask: Sequence[Any],
     scale: float,
-    options: Any,
+    kernel_options: Any,
     of_score_captured: Sequence[Tensor] = (),
     of_mask_captured: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -77,11 +77,6 @@ def _cumulative_forward(layer: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
     return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
 
 
-def replicas_of(options: Any) -> int:
-    """The replicas of all processes."""
-    return int(options.replication_factor) * int(options.Distributed.numDataParts)
-
-
 # -- who writes what ---------------------------------------------------------------------------------------------------
 
 

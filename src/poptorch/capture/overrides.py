@@ -47,7 +47,7 @@ class Overrides(TorchFunctionMode):
             with in_force(self):
                 return higher_order.call(func, args, kwargs, self._compiler)
         replacement = _REPLACEMENTS.get(func)
-        if context is None or not context.options.strict_compatibility:
+        if context is None or not context.settings.strict:
             return func(*args, **kwargs) if replacement is None else replacement(func, *args, **kwargs)
         strict.refuse(func, args, kwargs)
         with strict.torch_function(context):

@@ -74,7 +74,7 @@ class Recorder(TorchDispatchMode):
         self._making = making
         self._cast = cast or OperandCaster(MixedTypes(), ())
         self._context = context
-        self._strict = context.options is not None and bool(context.options.strict_compatibility)
+        self._strict = context.settings.strict
         self._excludes = excludes
         self._evaluation = evaluation
         self._by_sequence: dict[int, OpInfo] = {}

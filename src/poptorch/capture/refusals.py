@@ -122,9 +122,8 @@ def check_gradient(name: str, gradient: torch.Tensor, where: SourceLocation | No
 
 
 @contextmanager
-def lines_named(model: nn.Module, options: Any) -> Iterator[None]:
+def lines_named(model: nn.Module, excludes: Sequence[str]) -> Iterator[None]:
     """Errors of this package name the user's line: that which was running, or that of ``forward``."""
-    excludes: Sequence[str] = options._source_location_excludes
     try:
         yield
     except DynamicOutputShapeException as why:

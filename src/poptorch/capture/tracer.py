@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from poptorch import ambient, hooks
 from poptorch._logging import logger
-from poptorch.ambient import CaptureContext
+from poptorch.ambient import CaptureContext, CaptureSettings
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.device_names import DeviceNames
@@ -33,7 +33,7 @@ from poptorch.capture.kept import has_hooks, warn_of_kept
 from poptorch.capture.locations import user_location
 from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
-from poptorch.capture.norms import adopt_statistics, capturable_norms, replicas_of
+from poptorch.capture.norms import adopt_statistics, capturable_norms
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.observers import capturable_observers
 from poptorch.capture.overrides import Overrides
@@ -100,7 +100,7 @@ class Request:
     trained: frozenset[int]
     """``id`` of every parameter that the optimizer updates."""
 
-    options: Any
+    settings: CaptureSettings
     loss_scaled: bool = False
     grouped: frozenset[str] = frozenset()
     """Parameters with one row for each group of replicas."""
@@ -115,7 +115,7 @@ def record(request: Request, grad: bool | None = None, promotes: bool = False) -
     ``grad`` says whether autograd watches ``forward``; by default it does for training. ``promotes`` is that of
     :meth:`MixedTypes.of`.
     """
-    rules = MixedTypes.of(request.options, promotes)
+    rules = MixedTypes.of(request.settings, promotes)
     grad = request.training if grad is None else grad
     warn_of_narrowing([*request.inputs, *request.model.parameters()])
     explained = arguments_explained(request.layout.constants())
@@ -148,7 +148,7 @@ def _attempt(request: Request, rules: MixedTypes, grad: bool) -> Recording:
     state = collect_state(request.model)
     for entry in state:
         entry.grouped = entry.name in request.grouped
-    context = CaptureContext(options=request.options, training=request.training)
+    context = CaptureContext(settings=request.settings, training=request.training)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     return _Attempt(request, rules, state, context, fake_mode, grad).run()
 
@@ -228,7 +228,7 @@ class _Attempt:
         """One tensor for each entry of the state, of the type that the device keeps."""
         state = stand_ins_for(self._state, make)
         for index, entry in enumerate(self._state):
-            if is_float_statistic(entry, self._request.options):
+            if is_float_statistic(entry, self._request.settings):
                 state[index] = make(entry.tensor.detach().float())
         return state
 
@@ -246,7 +246,7 @@ class _Attempt:
         named += [(spec.path, tensor) for spec, tensor in zip(request.layout.specs, request.inputs, strict=True)]
         missing = [*(name for name, tensor in named if not has_values(tensor)), *self._plain_names]
         if missing:
-            where = user_location(request.options._source_location_excludes)
+            where = user_location(request.settings.excludes)
             line = "" if where is None else f", at {where}"
             raise createPoptorchError(
                 f"The model needs the value of a tensor in Python{line}, but {missing[0]} has none: it is on the meta "
@@ -319,7 +319,7 @@ class _Attempt:
         results: list[torch.Tensor],
         scale: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        strict = self._request.options.strict_compatibility
+        strict = self._request.settings.strict
         final = final_loss(self._context.losses, results, node_of, at_the_mark=strict)
         self._loss_position, loss = final.position, final.value
         _say_where(final)
@@ -385,12 +385,11 @@ def environment(
     With ``names``, only what these were told to put on the device is recorded; all else is done by the host. Gives the
     recorder, and a function that lists the plain attributes with another tensor than before.
     """
-    precision = request.options.Precision
+    settings = request.settings
     caster = OperandCaster(rules, [t for t in stand_ins.tensors if isinstance(t, nn.Parameter)])
-    excludes = request.options._source_location_excludes
     making = None if names is None else names.is_making
-    recorder = Recorder(context, excludes, Evaluation(stand_ins.values), caster, making)
-    seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, precision), names or DeviceNames()
+    recorder = Recorder(context, settings.excludes, Evaluation(stand_ins.values), caster, making)
+    seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, settings), names or DeviceNames()
     with ExitStack() as stack:
         for mode in (ambient.capturing(context), recorder, *seen_calls):
             stack.enter_context(mode)
@@ -440,14 +439,14 @@ def _plain_constant(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def capturable_layers(request: Request) -> Iterator[None]:
     """Layers of torch that ask for values in Python have forms in their place that choose between tensors."""
-    with capturable_norms(request.model, replicas_of(request.options)), capturable_observers(request.model):
+    with capturable_norms(request.model, request.settings.replicas), capturable_observers(request.model):
         yield
 
 
 @contextmanager
 def module_scopes(request: Request) -> Iterator[None]:
     """Name every operation after the sub-module that runs it."""
-    if not request.options._module_namescope_enabled:
+    if not request.settings.names_modules:
         yield
         return
     context = ambient.current()

@@ -17,7 +17,7 @@ from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.passes.stages import StageProgram
 from poptorch.compiler.plan import Plan
 from poptorch.compiler.portion import Blocks, Portion
-from poptorch.compiler.request import Settings
+from poptorch.compiler.settings import Settings
 from poptorch.errors import createPoptorchError
 from poptorch.program.loop import Loop
 from poptorch.program.program import Program

@@ -12,6 +12,7 @@ import torch
 
 from poptorch import hooks
 from poptorch._logging import backend, ir_is_dumped, logger
+from poptorch.ambient import CaptureSettings
 from poptorch.capture.arguments import ArgumentLayout, announce_partial_support, positions_of_same
 from poptorch.capture.functional import to_program
 from poptorch.capture.gradient_hooks import check_accumulated
@@ -19,6 +20,7 @@ from poptorch.capture.refusals import lines_named
 from poptorch.capture.state import check_dense, check_not_empty, collect_state
 from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
+from poptorch.compiler.checks import check_buffers, check_loss_scaling, division_of, micro_batch_inputs
 from poptorch.compiler.device_program import DeviceProgram, Interface
 from poptorch.compiler.held import check_held
 from poptorch.compiler.memory import Category, map_memory
@@ -30,15 +32,12 @@ from poptorch.compiler.plan import Plan, divided, undivided
 from poptorch.compiler.portion import Portion, blocks_of, check_optimizer
 from poptorch.compiler.request import (
     CompileRequest,
-    Division,
-    Settings,
-    check_buffers,
-    check_request,
-    division_of,
+    capture_settings,
     loop_of,
-    micro_batch_inputs,
+    scales_automatically,
     settings_of,
 )
+from poptorch.compiler.settings import Division, Settings
 from poptorch.compiler.update import build_update, is_divisible, needs_whole_tensors, shard_update
 from poptorch.errors import createPoptorchError
 from poptorch.ops.planning import check_overlap
@@ -84,20 +83,21 @@ def lower_for_device(
     sharded, 1 part
     whole model (stage 0, phase 0, IPU 0): 2 operations, receives 0 values (0 bytes), sends 0
     """
-    check_request(request)
+    check_loss_scaling(request.training, scales_automatically(request.options))
+    capture = capture_settings(request.options)
     announce_partial_support(request.call)
     layout = ArgumentLayout(request.call)
     loop = loop_of(request.options, request.training)
     with trace.span(SpanKind.COMPILE, label="capture"):
-        recording, program = _capture(request, layout, loop, progress)
+        recording, program = _capture(request, capture, layout, loop, progress)
     settings = settings_of(request, program, loop)
     program.numerics = settings.numerics
-    _check_overlap(program, request.options)
+    _check_overlap(program, capture)
     context = Context(settings.passes)
     observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
-    check_buffers(program, recording.written, request.options, loop)
-    division = division_of(request.options, settings, program, loop, only_placed=request.only_placed)
+    check_buffers(program, recording.written, settings, loop)
+    division = division_of(settings, program, loop, only_placed=request.only_placed)
     _announce(program, settings)
     before, plan = _divide(program, context, settings, division, observers)
     if ir_is_dumped():
@@ -139,7 +139,7 @@ def lower_for_device(
 
 
 def _capture(
-    request: CompileRequest, layout: ArgumentLayout, loop: Loop, progress: Progress
+    request: CompileRequest, capture: CaptureSettings, layout: ArgumentLayout, loop: Loop, progress: Progress
 ) -> tuple[Recording, Program]:
     given = layout.tensors_of(request.call)
     inputs = micro_batch_inputs(layout, given, loop, request.normalise, request.front_end.takes_empty)
@@ -147,13 +147,13 @@ def _capture(
     check_not_empty(request.model)
     if request.training:
         check_accumulated(request.model, loop.all_micro_batches_per_update, scaled=_is_scaled(request.optimizer_spec))
-    with tracing(), lines_named(request.model, request.options):
+    with tracing(), lines_named(request.model, capture.excludes):
         progress("capture")
-        recording, program = _functional(request, layout, inputs, progress)
+        recording, program = _functional(request, capture, layout, inputs, progress)
         same = positions_of_same(given)
         if any(same.count(same[port.index]) > 1 for port in written_inputs(program)):
             # One tensor for several arguments, and forward() writes to it: all of them must see that.
-            recording, program = _functional(request, layout, inputs, progress, same)
+            recording, program = _functional(request, capture, layout, inputs, progress, same)
         return recording, program
 
 
@@ -164,19 +164,24 @@ def written_inputs(program: Program) -> list[Port]:
 
 def _functional(
     request: CompileRequest,
+    capture: CaptureSettings,
     layout: ArgumentLayout,
     inputs: list[torch.Tensor],
     progress: Progress,
     same: tuple[int, ...] = (),
 ) -> tuple[Recording, Program]:
-    recording = _recorded(request, layout, inputs, same)
+    recording = _recorded(request, capture, layout, inputs, same)
     check_output_leaves(recording.output_structure)
     progress("functional form")
     return recording, to_program(recording, [spec.path for spec in layout.specs])
 
 
 def _recorded(
-    request: CompileRequest, layout: ArgumentLayout, inputs: list[torch.Tensor], same: tuple[int, ...]
+    request: CompileRequest,
+    capture: CaptureSettings,
+    layout: ArgumentLayout,
+    inputs: list[torch.Tensor],
+    same: tuple[int, ...],
 ) -> Recording:
     spec = request.optimizer_spec
     trained: set[int] = set()
@@ -194,7 +199,7 @@ def _recorded(
                     inputs,
                     request.training,
                     frozenset(trained),
-                    request.options,
+                    capture,
                     scaled,
                     frozenset(request.groups),
                     same,
@@ -225,9 +230,9 @@ def _only_the_error() -> Iterator[None]:
 # -- passes --------------------------------------------------------------------------------------------------------
 
 
-def _check_overlap(program: Program, options: Any) -> None:
+def _check_overlap(program: Program, settings: CaptureSettings) -> None:
     inputs = {node: port.name for node, port in program.placeholders() if port.role is Role.INPUT}
-    check_overlap(program.graph, inputs, program.values_of(OutputKind.RESULT), options)
+    check_overlap(program.graph, inputs, program.values_of(OutputKind.RESULT), settings)
 
 
 def _positions(count: int, constants: Mapping[int, torch.Tensor]) -> tuple[int, ...]:
@@ -286,10 +291,10 @@ def _portion(
     sharded: bool,
 ) -> Portion | None:
     """What this process runs, where several share each replica."""
-    processes = request.options.Distributed
-    if processes.ipuBlocks == 1:
+    machine = settings.machine
+    if machine.blocks == 1:
         return None
-    blocks = blocks_of(program, plan, division.ipus_per_replica, processes.ipuBlock, processes.ipuBlocks)
+    blocks = blocks_of(program, plan, division.ipus_per_replica, machine.own_block, machine.blocks)
     update, used = _update(program, recording, request.optimizer_spec, settings, loop, blocks.updated_here)
     check_optimizer(used)
     if update is not None:

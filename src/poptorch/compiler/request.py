@@ -1,7 +1,7 @@
 """What to compile: the model with one call's arguments, and the settings that its options stand for.
 
-Lowering and scheduling read these settings. Capture, the operations and the optimizers' descriptions read
-``poptorch.Options`` themselves, for what concerns the recording.
+Between the executor and the host, this module alone reads ``poptorch.Options``. Capture, the operations, the
+optimizers' descriptions, the compiler and the IPU Model get settings, which are plain frozen data.
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ from torch import nn
 
 from poptorch import environment
 from poptorch._logging import backend
-from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser, Signature, check_input
+from poptorch.ambient import CaptureSettings
+from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature
 from poptorch.capture.front_end import FrontEnd
 from poptorch.compiler.held import classify
-from poptorch.compiler.memory import LOCATION_OPTIONS, Category, Location
+from poptorch.compiler.memory import LOCATION_OPTIONS, Location
 from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
-from poptorch.enums import CommGroupType, ConnectionType, Liveness, MeanReductionStrategy, OutputMode
-from poptorch.errors import createPoptorchError
+from poptorch.compiler.settings import BackendSettings, Machine, Settings
+from poptorch.enums import (
+    CommGroupType,
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+)
+from poptorch.optim.auto_loss_scale import LossScalingSettings
+from poptorch.optim.settings import UpdateSettings
 from poptorch.optim.spec import describe
-from poptorch.options.backend import resolve_derived
-from poptorch.placement import ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution, counting
+from poptorch.placement import ExecutionStrategy, ParallelPhasedExecution, SerialPhasedExecution, ShardedExecution
 from poptorch.program.anchors import Anchor
 from poptorch.program.loop import Loop
 from poptorch.program.numerics import Numerics
-from poptorch.program.opinfo import SourceLocation
 from poptorch.program.program import Program, Role
 from poptorch.program.replica_groups import ReplicaGrouping
 
@@ -89,49 +98,10 @@ def request_for(
     resolved.Precision.autocast_policy.apply(model, resolved)
     spec = None
     if optimizer is not None:
-        spec = describe(optimizer, resolved)
+        spec = describe(optimizer, update_settings(resolved))
         resolved.Training.set(meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy(spec.strategy))
     call = Signature(model.forward).bind(tuple(args), dict(kwargs or {}))
     return CompileRequest(model, call, resolved, training, spec)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the options say about the program, in the compiler's own terms."""
-
-    training: bool
-    numerics: Numerics
-    strategy: Any
-    """The execution strategy."""
-
-    ordering: Ordering
-    """What the strategy asks for; without pipelining, pipelined parts run one after the other."""
-
-    recomputation: Recomputation | None
-    """What the user chose; ``None``: the default of the strategy."""
-
-    overlap_loads: bool
-    locations: Mapping[Category, Location]
-    given_locations: tuple[str, ...]
-    """Names of the categories whose location the user set."""
-
-    private_buffers: bool
-    """Whether each replica keeps buffers of its own."""
-
-    synthetic_data: int
-    anchors: tuple[Anchor, ...]
-    passes: PassSettings
-    """What the passes over the whole model are asked for."""
-
-    groups: Mapping[str, ReplicaGrouping]
-    backend: Mapping[str, Any] = field(repr=False)
-    """All options of the backend as they were given, for the IPU Model."""
-
-    memory_proportions: Mapping[int, float] = field(default_factory=dict)
-    """Share of tile memory that products on an IPU may use temporarily, by its number, for the IPU Model."""
-
-    io_tiles: int = 0
-    """Tiles of each IPU that are set aside for input and output, for the IPU Model."""
 
 
 def is_offline(options: Any) -> bool:
@@ -164,42 +134,92 @@ def loop_of(options: Any, training: bool) -> Loop:
     return loop
 
 
-def micro_batch_inputs(
-    layout: ArgumentLayout,
-    tensors: Sequence[torch.Tensor],
-    loop: Loop,
-    normalise: InputNormaliser,
-    takes_empty: bool = False,
-) -> list[torch.Tensor]:
-    """The first micro-batch of every input, after checking types and sizes.
+def capture_settings(options: Any) -> CaptureSettings:
+    """What the options say about capture.
 
-    ``takes_empty`` says whether an input may have no elements.
+    >>> from poptorch import Options
+    >>> capture_settings(Options().replicationFactor(2)).replicas
+    2
     """
-    result = []
-    for spec, tensor in zip(layout.specs, tensors, strict=True):
-        check_input(tensor, spec.path, takes_empty)
-        factor = loop.input_factor
-        if factor > 1 and (tensor.ndim == 0 or tensor.shape[0] % factor):
-            size = tensor.shape[0] if tensor.ndim else "no"
-            raise AssertionError(
-                f"Invalid batch dimension: In the input {spec.path} of shape {tuple(tensor.shape)}, the batch "
-                f"dimension ({size}) must be a multiple of {loop.explain()} = {factor} because it is used to "
-                "calculate the batch size which will be executed on the device in any given iteration. For a full "
-                "explanation see docs/batching.md."
-            )
-        tensor = normalise.with_strides(tensor, spec.path)
-        result.append(tensor.narrow(0, 0, tensor.shape[0] // factor) if factor > 1 else tensor)
-    return result
+    precision, jit = options.Precision, options.Jit
+    return CaptureSettings(
+        strict=bool(options.strict_compatibility),
+        traced=bool(jit._tracing_requested),
+        dispatched=not jit.trace_model,
+        half_float_casting=HalfFloatCastingBehavior(precision.half_float_casting),
+        float_statistics=bool(precision.running_statistics_always_float),
+        autocast=precision.autocast_policy.names() if precision.autocast_enabled else None,
+        excludes=tuple(options._source_location_excludes),
+        names_modules=bool(options._module_namescope_enabled),
+        replicas=int(options.replication_factor) * int(options.Distributed.numDataParts),
+        strategy=options._execution_strategy,
+        io_tiles=int(options.TensorLocations.toDict().get("numIOTiles", 0)),
+        output_mode=OutputMode(options.output_mode),
+    )
 
 
-def check_request(request: CompileRequest) -> None:
-    """Refuse options that contradict each other before anything is captured."""
-    options, training = request.options, request.training
-    if not training and options._Popart.options.get("automaticLossScalingSettings.enabled", False):
-        raise createPoptorchError(
-            "Automatic loss scaling is only supported for training: an inference model has no gradient to watch. Give "
-            " poptorch.inferenceModel options without setAutomaticLossScaling(True)."
+_AUTOMATIC = "automaticLossScalingSettings."
+
+
+def scales_automatically(options: Any) -> bool:
+    """Whether the loss scale is to find itself."""
+    return bool(options._Popart.options.get(_AUTOMATIC + "enabled", False))
+
+
+def update_settings(options: Any) -> UpdateSettings:
+    """What the options say about one weight update; ``None`` stands for the defaults.
+
+    >>> from poptorch import Options
+    >>> options = Options().replicationFactor(2)
+    >>> _ = options.Training.gradientAccumulation(8)
+    >>> update_settings(options).contributions
+    16
+    """
+    if options is None:
+        return UpdateSettings()
+    given, training = options._Popart.options, options.Training
+    automatic = None
+    if scales_automatically(options):
+        automatic = LossScalingSettings(
+            bin_edge=float(given.get(_AUTOMATIC + "binEdgeLocation", 0.125)),
+            upper_proportion=float(given.get(_AUTOMATIC + "thresholdUpperCountProportion", 1e-7)),
+            update_period=int(given.get(_AUTOMATIC + "updatePeriod", 1)),
         )
+    return UpdateSettings(
+        micro_batches=training.gradient_accumulation,
+        replicas=options.replication_factor * options.Distributed.numDataParts,
+        reduction=ReductionType(training.accumulation_and_replication_reduction_type),
+        strategy=MeanReductionStrategy(training.meanAccumulationAndReplicationReductionStrategy),
+        loss_scaling=automatic,
+        strict=options.strict_compatibility,
+    )
+
+
+def backend_settings(given: Mapping[str, Any]) -> BackendSettings:
+    """What options of the backend say to the IPU Model.
+
+    >>> backend_settings({"partialsTypeMatMuls": "half"}).product_partials
+    'half'
+    """
+    products, convolutions = (dict(given.get(name, {})) for name in ("matmulOptions", "convolutionOptions"))
+
+    def share(of: Mapping[str, Any]) -> float | None:
+        return float(of["availableMemoryProportion"]) if "availableMemoryProportion" in of else None
+
+    return BackendSettings(
+        product_partials=given.get("partialsTypeMatMuls", products.get("partialsType")),
+        convolution_partials=convolutions.get("partialsType"),
+        product_proportion=share(products),
+        convolution_proportion=share(convolutions),
+        outlining=bool(given.get("enableOutlining", True)),
+    )
+
+
+def splitting_settings(options: Any) -> tuple[BackendSettings, ExecutionStrategy | None]:
+    """What decides how a model is split into stages: products, and what places blocks; ``None`` has no options."""
+    if options is None:
+        return BackendSettings(), None
+    return backend_settings(options._Popart.options), options._execution_strategy
 
 
 def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settings:
@@ -238,13 +258,21 @@ def settings_of(request: CompileRequest, program: Program, loop: Loop) -> Settin
             division=ordering.division,
         ),
         groups=types.MappingProxyType(dict(request.groups)),
-        backend=types.MappingProxyType(dict(backend_options)),
+        machine=Machine(
+            hardware=not uses_ipu_model(options) and not is_offline(options),
+            rounds_up=bool(options.auto_round_num_ipus),
+            blocks=int(options.Distributed.ipuBlocks),
+            own_block=int(options.Distributed.ipuBlock),
+        ),
+        backend=backend_settings(backend_options),
         io_tiles=int(locations.toDict().get("numIOTiles", 0)),
+        broadcasts_buffers=bool(options.broadcast_buffers),
+        pipelining=bool(backend_options["enablePipelining"]) if "enablePipelining" in backend_options else None,
         memory_proportions=types.MappingProxyType(dict(options.available_memory_proportion)),
     )
 
 
-def _ordering(strategy: Any) -> Ordering:
+def _ordering(strategy: ExecutionStrategy) -> Ordering:
     if isinstance(strategy, SerialPhasedExecution):
         return Ordering.SERIAL_PHASED
     if isinstance(strategy, ParallelPhasedExecution):
@@ -267,71 +295,3 @@ def _anchors(request: CompileRequest, program: Program) -> tuple[Anchor, ...]:
 
 def _writes_buffers(program: Program) -> bool:
     return any(port.role is Role.BUFFER for port in program.mutated())
-
-
-def check_buffers(program: Program, by_user: Mapping[str, SourceLocation | None], options: Any, loop: Loop) -> None:
-    """Refuse buffers that ``forward`` itself writes and that all replicas are to share.
-
-    ``by_user`` are those, with the line. Running statistics of normalisations are no such buffers: each replica has its
-    own.
-    """
-    if loop.replicas == 1 or not options.broadcast_buffers:
-        return
-    written = [p.name for p in program.mutated() if p.role in (Role.BUFFER, Role.PARAMETER) and p.name in by_user]
-    if written:
-        lines = (name if by_user[name] is None else f"{name} (at {by_user[name]})" for name in written)
-        raise createPoptorchError(
-            "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
-            "sync between replicas, you can disable buffer broadcasting using "
-            f"poptorch.Options.broadcastBuffers(False). The model writes {', '.join(lines)}."
-        )
-
-
-@dataclass(frozen=True)
-class Division:
-    """How the program is divided, once its placements are known."""
-
-    ordering: Ordering
-    recomputation: Recomputation
-    ipus_per_replica: int
-
-
-def division_of(
-    options: Any, settings: Settings, program: Program, loop: Loop, *, only_placed: bool = False
-) -> Division:
-    """Check the placement of the program, and say how IPUs share it."""
-    strategy, placements, training = settings.strategy, program.placements(), settings.training
-    counting.check_phase_ipus(strategy, placements)
-    stages = counting.forward_stages(counting.starts_with_operations(program.block_starts, placements))
-    ipus = counting.ipus_per_replica(p.ipu for p in placements)
-    counting.check_ipu_count(
-        ipus // options.Distributed.ipuBlocks or ipus,
-        loop.replicas,
-        auto_round=bool(options.auto_round_num_ipus),
-        hardware=not uses_ipu_model(options) and not is_offline(options),
-        details=counting.list_stages(stages),
-    )
-    if settings.backend.get("enablePipelining", True):
-        if not only_placed:
-            counting.check_pipeline_depth(
-                strategy,
-                stages,
-                training=training,
-                gradient_accumulation=loop.gradient_accumulation,
-                device_iterations=loop.device_iterations,
-            )
-        edges = (
-            (info.placement, other.placement)
-            for info, other in program.forward_edges()
-            if info.placement is not other.placement
-        )
-        counting.check_stage_order(strategy, edges)
-    pipelining = resolve_derived(settings.backend, "enablePipelining", counting.uses_pipelining(strategy, ipus))
-    backend.debug("enablePipelining set to value %d", pipelining)
-    serial = settings.ordering is Ordering.PIPELINED and not pipelining
-    default = Recomputation.PIPELINE if pipelining and training else Recomputation.OFF
-    return Division(
-        Ordering.SHARDED if serial else settings.ordering,
-        default if settings.recomputation is None else settings.recomputation,
-        ipus,
-    )

@@ -330,10 +330,10 @@ def _settle(result: Future[Any], make: Callable[[], Any]) -> None:
         result.set_exception(error)
 
 
-def _options(options: Any, **values: Any) -> Any:
+def _options(made: Any, **values: Any) -> Any:
     for name, value in values.items():
-        setattr(options, name, value)
-    return options
+        setattr(made, name, value)
+    return made
 
 
 class _State:

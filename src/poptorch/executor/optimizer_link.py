@@ -11,6 +11,7 @@ from torch import nn
 
 from poptorch._logging import backend, logger
 from poptorch.compiler.lowering import restrict
+from poptorch.compiler.request import update_settings
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import createPoptorchError
 from poptorch.executor import instrumentation
@@ -87,11 +88,11 @@ def link_for(
 class OptimizerLink:
     """Keeps the user's optimizer object and the compiled update in step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, options: Any, turns: Turns) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, options: Options, turns: Turns) -> None:
         self._turns = turns
         self.optimizer = optimizer
         self._options = options
-        self.spec: OptimizerSpec = describe(optimizer, options)
+        self.spec: OptimizerSpec = describe(optimizer, update_settings(options))
         self._compiled: OptimizerSpec | None = None
         self._used: frozenset[int] = frozenset()
         self._names = StateNames({}, {}, traced=False)
@@ -135,7 +136,7 @@ class OptimizerLink:
 
     def check(self) -> None:
         """Refuse numbers that no update can use, before compiling."""
-        self.spec = describe(self.optimizer, self._options)
+        self.spec = describe(self.optimizer, update_settings(self._options))
         check_ranges(self.spec)
         self._rates.given(self.optimizer)
 
@@ -231,7 +232,7 @@ class OptimizerLink:
 
     def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""
-        new = describe(optimizer, self._options)
+        new = describe(optimizer, update_settings(self._options))
         if self._compiled is not None:
             check_members(self.spec, new)
             new = check_update(self._compiled, restrict(new, self._used))

@@ -15,7 +15,8 @@ from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormalise
 from poptorch.capture.block import BlockRecorder
 from poptorch.capture.structure import flatten
 from poptorch.capture.tracer import Recording, Request
-from poptorch.compiler.request import loop_of, micro_batch_inputs
+from poptorch.compiler.checks import micro_batch_inputs
+from poptorch.compiler.request import capture_settings, loop_of
 from poptorch.enums import Compiler
 from poptorch.errors import createPoptorchError
 from poptorch.executor.tracebacks import folded, folding
@@ -93,7 +94,7 @@ class IPUScope:
         call = self._call(self._inputs)
         layout, loop = ArgumentLayout(call), loop_of(self._options, training=False)
         inputs = micro_batch_inputs(layout, call.positional, loop, InputNormaliser(), takes_empty=True)
-        request = Request(self._module, layout, inputs, False, frozenset(), self._options)
+        request = Request(self._module, layout, inputs, False, frozenset(), capture_settings(self._options))
         recorder = BlockRecorder(request, self._inputs)
         with ExitStack() as stack:
             recorder.open()

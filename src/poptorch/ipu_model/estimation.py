@@ -140,7 +140,7 @@ def _assumptions(device: DeviceProgram, chip: Architecture, io_tiles: int) -> tu
         "tensors without a plan are spread evenly over tiles; "
         f"{FRAGMENTATION:.0%} of the memory that is not always live is lost between tensors",
     ]
-    if device.settings.backend.get("enableOutlining", True):
+    if device.settings.backend.outlining:
         found.append("equal operations on an IPU share their code (enableOutlining)")
     if device.ipus_per_replica > 1:
         found.append(f"{chip.link_bandwidth / 1e9:g} GB/s from one IPU to the next")

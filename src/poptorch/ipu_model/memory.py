@@ -223,7 +223,7 @@ class _Memory:
         ]
 
     def _code(self) -> CodeBytes:
-        outlined = bool(self._device.settings.backend.get("enableOutlining", True))
+        outlined = self._device.settings.backend.outlining
         code = CodeBytes(self._chip.tiles, outlined)
         for stage in self._flow.stages_on(self._ipu):
             code.add(self._costs[n] for n in stage.program.operations() if n in self._costs)

@@ -8,9 +8,11 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from poptorch.compiler.request import splitting_settings
 from poptorch.ipu_model.architecture import Architecture, architecture
 from poptorch.ipu_model.costing import cost_of
 from poptorch.ipu_model.settings import CostSettings
+from poptorch.options import Options
 from poptorch.placement.auto import Split, divide
 
 
@@ -18,7 +20,7 @@ def autoPipeline(
     model: nn.Module,
     num_ipus: int,
     example_inputs: Any,
-    options: Any = None,
+    options: Options | None = None,
     *,
     verbose: bool = True,
     arch: str = "bow",
@@ -36,9 +38,9 @@ def autoPipeline(
       1  2             50.0%    32.5 KiB
     balance 100%
     """
-    backend = {} if options is None else getattr(getattr(options, "_Popart", None), "options", {})
+    backend, strategy = splitting_settings(options)
     price = _Cycles(architecture(arch), CostSettings.of(backend))
-    return divide(model, num_ipus, example_inputs, options, price, verbose=verbose)
+    return divide(model, num_ipus, example_inputs, strategy, price, verbose=verbose)
 
 
 class _Cycles:

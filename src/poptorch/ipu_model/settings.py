@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from poptorch.compiler.settings import BackendSettings
 from poptorch.errors import createPoptorchError
 
 PARTIALS = MappingProxyType({"half": torch.float16, "float": torch.float32})
@@ -22,7 +23,7 @@ DEFAULT_PROPORTION = 0.6
 class CostSettings:
     """Defaults for operations that say nothing themselves.
 
-    >>> CostSettings.of({"partialsTypeMatMuls": "half"}).product_partials
+    >>> CostSettings.of(BackendSettings("half")).product_partials
     torch.float16
     """
 
@@ -43,15 +44,17 @@ class CostSettings:
                 raise createPoptorchError(f"An available-memory proportion must be between 0 and 1, not {share!r}.")
 
     @classmethod
-    def of(cls, backend: Mapping[str, Any], ipu_proportions: Mapping[int, float] | None = None) -> CostSettings:
+    def of(cls, backend: BackendSettings, ipu_proportions: Mapping[int, float] | None = None) -> CostSettings:
         """The settings in options for the backend, and in ``setAvailableMemoryProportion``."""
-        products = dict(backend.get("matmulOptions", {}))
-        convolutions = dict(backend.get("convolutionOptions", {}))
+
+        def share(chosen: float | None) -> float:
+            return DEFAULT_PROPORTION if chosen is None else chosen
+
         return cls(
-            product_partials=partials_type(backend.get("partialsTypeMatMuls", products.get("partialsType"))),
-            convolution_partials=partials_type(convolutions.get("partialsType")),
-            product_proportion=float(products.get("availableMemoryProportion", DEFAULT_PROPORTION)),
-            convolution_proportion=float(convolutions.get("availableMemoryProportion", DEFAULT_PROPORTION)),
+            product_partials=partials_type(backend.product_partials),
+            convolution_partials=partials_type(backend.convolution_partials),
+            product_proportion=share(backend.product_proportion),
+            convolution_proportion=share(backend.convolution_proportion),
             ipu_proportions=tuple(sorted((ipu_proportions or {}).items())),
         )
 

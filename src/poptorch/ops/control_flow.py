@@ -428,5 +428,5 @@ def _require_list(inputs: object, function: str, name: str) -> None:
 
 def refuse_if_strict(context: ambient.CaptureContext, function: str) -> None:
     """The original compiles loops and branches for inference only; strict compatibility keeps that."""
-    if context.training and getattr(context.options, "strict_compatibility", False):
+    if context.training and context.settings.strict:
         raise createPoptorchError(f"poptorch.{function}() is only supported in inference models.")

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from poptorch.ambient import CaptureSettings
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.errors import createPoptorchError
 from poptorch.ops.custom import registry
@@ -83,7 +84,9 @@ def _operator_name(node: fx.Node) -> str:
     return getattr(target, "__name__", "")
 
 
-def check_overlap(graph: fx.Graph, inputs: Mapping[fx.Node, str], results: Sequence[object], options: object) -> None:
+def check_overlap(
+    graph: fx.Graph, inputs: Mapping[fx.Node, str], results: Sequence[object], settings: CaptureSettings
+) -> None:
     """Refuse overlap marks that make no sense, and settings that do not allow them.
 
     ``inputs`` names the placeholders that are model inputs; ``results`` are the values returned to the user,
@@ -92,15 +95,15 @@ def check_overlap(graph: fx.Graph, inputs: Mapping[fx.Node, str], results: Seque
     marks = [node for node in graph.nodes if node.target in (OVERLAP_INPUT, OVERLAP_OUTPUT)]
     for node in marks:
         if node.target is OVERLAP_INPUT:
-            _check_input_mark(node, inputs, options)
+            _check_input_mark(node, inputs, settings.traced)
         else:
             _check_output_mark(node, results)
     for node in marks:
         if node.args[1] != OverlapMode.NoOverlap.value:
-            _check_settings(node, options)
+            _check_settings(node, settings)
 
 
-def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str], options: object) -> None:
+def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str], traced: bool) -> None:
     source = node.args[0]
     if not isinstance(source, fx.Node) or source not in inputs:
         raise createPoptorchError(
@@ -108,7 +111,6 @@ def _check_input_mark(node: fx.Node, inputs: Mapping[fx.Node, str], options: obj
             "it first in forward(), on the argument itself."
         )
     if any(user is not node for user in source.users):
-        traced = getattr(getattr(options, "Jit", None), "_tracing_requested", False)
         label, name = list(inputs).index(source), inputs[source]
         raise createPoptorchError(
             "poptorch.set_overlap_for_input must be the only op applied to an input. This is not the case for input "
@@ -145,21 +147,20 @@ def before_detaching(result: object) -> object:
     return result
 
 
-def _check_settings(node: fx.Node, options: object) -> None:
-    strategy = getattr(options, "_execution_strategy", None)
+def _check_settings(node: fx.Node, settings: CaptureSettings) -> None:
+    strategy = settings.strategy
     if isinstance(strategy, PipelinedExecution) and not isinstance(strategy, ShardedExecution):
         raise createPoptorchError(
             "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only one IPU, "
             "please switch to poptorch.ShardedExecution. For example: "
             "options.setExecutionStrategy(poptorch.ShardedExecution())."
         )
-    locations = getattr(options, "TensorLocations", None)
-    if not getattr(locations, "_values", {}).get("numIOTiles"):
+    if not settings.io_tiles:
         raise createPoptorchError(
             "No IO tiles allocated. You must allocate at least 32 IO tiles using "
             "poptorch.Options().TensorLocations.numIOTiles."
         )
-    mode = OutputMode(getattr(options, "output_mode", OutputMode.All))
+    mode = settings.output_mode
     if node.target is OVERLAP_OUTPUT and mode not in (OutputMode.All, OutputMode.Sum):
         raise createPoptorchError(
             f"Unsupported output mode for overlapped IO: {mode}. Use poptorch.OutputMode.All or "

@@ -1,12 +1,12 @@
 """An optimizer as the compiled program sees it.
 
-``describe(optimizer, options)`` turns any supported optimizer into an :class:`OptimizerSpec`: for each
+``describe(optimizer, settings)`` turns any supported optimizer into an :class:`OptimizerSpec`: for each
 parameter group the weights, an update rule, the scalars compiled into it (``constants``) and those fed to it
 (``variables``).
 
 How a program uses it::
 
-    spec = describe(optimizer, options)          # wrong types and attributes: AssertionError, ValueError
+    spec = describe(optimizer, settings)         # wrong types and attributes: AssertionError, ValueError
     check_ranges(spec)                           # numbers that make no sense: poptorch.Error, at compile
     states = spec.init_state()                   # one dictionary of lists for each group
     grads = ...                                  # accumulated in group.accum_type as group.reduction says
@@ -60,7 +60,7 @@ from poptorch.optim.rules import (
 from poptorch.optim.settings import UpdateSettings
 
 if TYPE_CHECKING:
-    from poptorch.options import Options
+    pass
 
 _TYPE_NAMES = {torch.float16: "FLOAT16", torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 
@@ -201,8 +201,8 @@ class OptimizerSpec:
         return "\n".join(lines)
 
 
-def describe(optimizer: torch.optim.Optimizer, options: Options | None) -> OptimizerSpec:
-    """Read ``optimizer`` as it is now; ``options`` are those of the model that it trains.
+def describe(optimizer: torch.optim.Optimizer, settings: UpdateSettings | None) -> OptimizerSpec:
+    """Read ``optimizer`` as it is now; ``settings`` are those of the model that it trains.
 
     Raises ``AssertionError`` for an unsupported class or a malformed attribute and ``ValueError`` for a
     setting that cannot be honoured. Numbers out of range pass: :func:`poptorch.optim.ranges.check_ranges`
@@ -210,7 +210,7 @@ def describe(optimizer: torch.optim.Optimizer, options: Options | None) -> Optim
     """
     kind = optimizer_type(optimizer)
     warn_about_subclass(optimizer)
-    settings = UpdateSettings.from_options(options)
+    settings = settings or UpdateSettings()
     read_group(optimizer, kind, optimizer.defaults, strict=settings.strict)  # refuses bad defaults, too
     types = read_types(optimizer)
     settings = settings.with_strategy(effective_strategy(kind, types["accum_type"], settings.strategy))

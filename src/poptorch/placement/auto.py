@@ -21,7 +21,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.figures import byte_size, columns
 from poptorch.placement.blocks import BeginBlock, BlockHook
 from poptorch.placement.counting import MAX_IPUS_PER_PROCESS, pipeline_stages
-from poptorch.placement.strategies import PipelinedExecution
+from poptorch.placement.strategies import ExecutionStrategy, PipelinedExecution
 
 _MEMORY_SHARE = 0.25
 """How much of a stage's load is its share of the weights; the rest is its share of the time."""
@@ -67,12 +67,20 @@ class Split:
         return "\n".join(lines)
 
 
-def divide(model: nn.Module, num_ipus: int, example_inputs: Any, options: Any, price: Price, *, verbose: bool) -> Split:
+def divide(
+    model: nn.Module,
+    num_ipus: int,
+    example_inputs: Any,
+    strategy: ExecutionStrategy | None,
+    price: Price,
+    *,
+    verbose: bool,
+) -> Split:
     """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages cost the same.
 
     ``price`` says what each operation costs. The model runs on shapes alone, unless its Python needs values.
     """
-    _check(model, num_ipus, options)
+    _check(model, num_ipus, strategy)
     visits, total = _walk(model, example_inputs, price)
     points = _choose(visits, total, num_ipus)
     starts = [_Visit("", None, 0, 0.0, 0), *points]
@@ -98,7 +106,7 @@ def _advice(num_ipus: int) -> str:
     )
 
 
-def _check(model: nn.Module, num_ipus: int, options: Any) -> None:
+def _check(model: nn.Module, num_ipus: int, strategy: ExecutionStrategy | None) -> None:
     if not isinstance(model, nn.Module):
         raise createPoptorchError(f"autoPipeline divides a torch.nn.Module, not a {type(model).__name__}.")
     if isinstance(num_ipus, bool) or not isinstance(num_ipus, int) or not 1 <= num_ipus <= MAX_IPUS_PER_PROCESS:
@@ -113,7 +121,6 @@ def _check(model: nn.Module, num_ipus: int, options: Any) -> None:
             f"autoPipeline: the model is annotated already ({', '.join(annotated)}). Call poptorch.removeBlocks(model) "
             "first."
         )
-    strategy = getattr(options, "_execution_strategy", None)
     if strategy is None:
         return
     strategy = copy.deepcopy(strategy)  # it remembers every block that it is asked about
@@ -247,16 +254,16 @@ def _choose(visits: Sequence[_Visit], total: _Total, count: int) -> list[_Visit]
             f"autoPipeline cannot divide this model for {count} IPUs: only {len(candidates)} of its modules can begin "
             "a stage (they must be called exactly once, after the first operation). Use fewer IPUs or annotate by hand."
         )
-    options = []
+    ways = []
     for depth in sorted({v.depth for v in candidates}):
         allowed = [v for v in candidates if v.depth <= depth]
         if len(allowed) >= count - 1:
             cuts = _partition([_load(v.cost, v.weights, total) for v in allowed], count)
             loads = [0.0, *(_load(allowed[c].cost, allowed[c].weights, total) for c in cuts), 1.0]
             heaviest = max(b - a for a, b in itertools.pairwise(loads))
-            options.append((heaviest, [allowed[c] for c in cuts]))
-    best = min(heaviest for heaviest, _ in options)
-    return next(cuts for heaviest, cuts in options if heaviest <= best * _TOLERANCE)
+            ways.append((heaviest, [allowed[c] for c in cuts]))
+    best = min(heaviest for heaviest, _ in ways)
+    return next(cuts for heaviest, cuts in ways if heaviest <= best * _TOLERANCE)
 
 
 def _candidates(visits: Iterable[_Visit], total: _Total) -> list[_Visit]:

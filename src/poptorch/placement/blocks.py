@@ -38,10 +38,8 @@ def enter(context: ambient.CaptureContext, placement: ambient.Placement | None) 
 
 
 def _strategy_of(context: ambient.CaptureContext) -> ExecutionStrategy:
-    if context.options is not None:
-        strategy: ExecutionStrategy = context.options._execution_strategy
-        return strategy
-    # A capture without options behaves like one with default options.
+    if context.settings.strategy is not None:
+        return context.settings.strategy
     fallback: ExecutionStrategy = context.extras.setdefault(_FALLBACK_STRATEGY, PipelinedExecution())
     return fallback
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from poptorch import ambient
+from poptorch.ambient import CaptureSettings
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.builtin.definitions import (
     GRAPHCORE,
@@ -83,7 +84,7 @@ def call(
         definition.key,
         tuple(templates),
         training=context is not None and context.training,
-        options=None if context is None else context.options,
+        settings=CaptureSettings() if context is None else context.settings,
         originals=tuple(inputs),
     )
     results = apply(definition, on_device, attributes, situation)
@@ -149,7 +150,7 @@ def _check_opset(definition: Definition, version: int | None) -> None:
     context = ambient.current()
     if context is None or version is None or definition.key.domain != ONNX:
         return
-    if not getattr(context.options, "strict_compatibility", False):
+    if not context.settings.strict:
         return
     first = context.extras.setdefault(_OPSET, version)
     if first != version:

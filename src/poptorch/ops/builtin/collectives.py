@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from poptorch import ambient, replicas
+from poptorch import ambient
 from poptorch.errors import createPoptorchError
 from poptorch.ops.builtin.attributes import Attribute, Int, Ints
 from poptorch.ops.builtin.definitions import Situation, graphcore
@@ -72,12 +72,12 @@ def _from_comm_group(count: int, group: Sequence[int]) -> list[int]:
 def _grouping(at: Situation, grouping: list[int] | None, comm_group: list[int] | None, x: torch.Tensor) -> list[int]:
     if x.dtype not in _TYPES:
         raise createPoptorchError(f"Values of type {x.dtype} are not supported; use float32, float16 or int32.")
-    return grouping_of(replicas.count_of(at.options), grouping, comm_group)
+    return grouping_of(at.settings.replicas, grouping, comm_group)
 
 
 def _differentiates(at: Situation) -> bool:
     """Whether reductions have the gradient that they lack in the original."""
-    return not getattr(at.options, "strict_compatibility", False)
+    return not at.settings.strict
 
 
 @graphcore("ReplicatedAllReduce", types="N", attributes=_REDUCED)

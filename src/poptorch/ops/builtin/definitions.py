@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from poptorch.ambient import CaptureSettings
 from poptorch.ops.builtin.attributes import Attribute
 
 GRAPHCORE = "ai.graphcore"
@@ -50,8 +51,8 @@ class Situation:
     training: bool = False
     """Whether the model is compiled for training."""
 
-    options: Any = None
-    """The options of the model."""
+    settings: CaptureSettings = field(default_factory=CaptureSettings)
+    """What the options of the model ask for."""
 
     originals: tuple[torch.Tensor, ...] = ()
     """The inputs before 64-bit types became 32-bit ones."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from poptorch import ambient, replicas
+from poptorch import ambient
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ops import builtin
 from poptorch.ops._library import define, separate
@@ -147,7 +147,7 @@ def custom_op(
     on_device = [tensor.to(DEVICE_TYPES.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
     if definition.communicates:
         context = ambient.current()
-        count = replicas.count_of(None if context is None else context.options)
+        count = 1 if context is None else context.settings.replicas
         attributes = {**(attributes or {}), attribute_types.REPLICAS: count, attribute_types.SITE: next_site(context)}
     key, text = definition.key, attribute_types.to_text(attributes)
     operator = registry.instance(key.domain, key.name, key.version, text)
