@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import sys
 import textwrap
 from pathlib import Path
 
@@ -476,3 +478,83 @@ def test_parametrized_models_say_what_to_do(path, net):
     again = poptorch.trainingModel(other, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
     again.loadExecutable(path)
     again(x, target)
+
+
+# ---- without capture -------------------------------------------------------------------------------------------------
+
+WRITTEN = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 2)
+
+    def forward(self, x, factor=2.0):
+        y = self.fc(x)
+        return {"y": y, "more": (y * factor, None)}
+"""
+
+
+@pytest.fixture
+def captures():
+    """How often a model was captured."""
+    count = []
+    handle = poptorch.registerPreCompileHook(lambda: count.append(1))
+    yield count
+    handle.remove()
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A module with a model, in a file that may change."""
+    file = tmp_path / "written_model.py"
+    file.write_text(WRITTEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "written_model", raising=False)
+    yield importlib.import_module("written_model"), file
+    sys.modules.pop("written_model", None)
+
+
+def test_loading_captures_nothing(net, batch, path, captures):
+    executor = training(net)
+    losses(executor, batch)
+    executor.save(path)
+    expected = losses(executor, batch)
+    executor.destroy()
+    captures.clear()
+    assert losses(poptorch.load(path), batch) == expected
+    assert not captures
+
+
+def test_structures_of_inputs_and_outputs_are_in_the_file(written, path, captures):
+    module, _ = written
+    executor = poptorch.inferenceModel(module.Model())
+    executor.compileAndExport(path, torch.ones(4, 3), factor=3.0)
+    captures.clear()
+    loaded = poptorch.load(path)
+    given, expected = loaded(torch.ones(4, 3), factor=3.0), executor(torch.ones(4, 3), factor=3.0)
+    assert list(given) == ["y", "more"]
+    assert torch.equal(given["y"], expected["y"])
+    assert torch.equal(given["more"][0], expected["more"][0])
+    assert given["more"][1] is None
+    assert not captures
+    with pytest.raises(poptorch.Error, match="Value mismatch for factor"):
+        loaded(torch.ones(4, 3), factor=4.0)
+
+
+def test_another_text_of_the_model_is_captured(written, path, captures, log):
+    module, file = written
+    poptorch.inferenceModel(module.Model()).compileAndExport(path, torch.ones(4, 3))
+    captures.clear()
+    file.write_text(WRITTEN + "# another line\n")
+    assert list(poptorch.load(path)(torch.ones(4, 3))) == ["y", "more"]
+    assert captures
+    assert f"The model in {path} is captured again: there is other code in written_model" in log.text
+
+
+def test_a_program_without_its_model_is_captured(net, batch, exported, captures):
+    executor = poptorch.inferenceModel(net)
+    captures.clear()
+    executor.loadExecutable(exported)
+    assert captures

@@ -270,7 +270,8 @@ def _divide(
     )
     lower(program, context, DIVIDING_PASSES, observers)
     if len(context.divided.parts) == 1:
-        return before, undivided(program)
+        computed_again = any(info_of(node).recomputed for node in program.operations())
+        return before if computed_again else program, undivided(program)  # all else that was done is to drop dead code
     cut = split(program, context.divided, context.carried)
     plan = divided(division.ordering, cut, overlap_loads=settings.overlap_loads)
     program.log += str(plan).splitlines()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,16 +21,42 @@ from poptorch.program.program import Program, Role
 Runner = Callable[..., Sequence[Any]]
 
 
-@dataclass(frozen=True)
 class Code:
-    """A function of the host, ready to run."""
+    """A function of the host, ready to run. What is set once stays as it is.
+
+    >>> code = Code.when_needed(lambda: Code(lambda x: [2 * x], "twice"))
+    >>> code.run(3), code.source
+    ([6], 'twice')
+    """
 
     run: Runner
     source: str
     """What runs, for people: straight-line Python, or the steps of the program."""
 
-    program: HostProgram | None = None
+    program: HostProgram | None
     """What runs, as data; ``None`` for what this process does not run."""
+
+    def __init__(self, run: Runner, source: str, program: HostProgram | None = None) -> None:
+        vars(self).update(run=run, source=source, program=program)
+
+    @staticmethod
+    def when_needed(make: Callable[[], Code]) -> Code:
+        """Code that is made when something of it is asked for: much is never run, because other code does more."""
+        code = Code.__new__(Code)
+        vars(code).update(_make=make, _lock=threading.RLock())
+        return code
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what is not there: make it, if it can be made."""
+        if name not in ("run", "source", "program"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with vars(self)["_lock"]:
+            if name not in vars(self):
+                vars(self).update(vars(vars(self).pop("_make")()))
+        return vars(self)[name]
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def __str__(self) -> str:
         return self.source if self.program is None else str(self.program)
@@ -136,12 +164,24 @@ class HostCode:
     def __str__(self) -> str:
         return "\n".join(self._listing())
 
+    @property
+    def is_one_step(self) -> bool:
+        """Whether a micro-batch and its update are one function, and there are no other processes to exchange with."""
+        return self.step is not None and self.loop.replicas_of_job == self.loop.replicas
+
+    def prepare(self) -> None:
+        """Make the code that runs, if it waits to be made: compiling takes time, and the first call should not."""
+        codes = [self.step] if self.is_one_step else [*(stage.code for stage in self.stages), self.update, *self.shards]
+        for code in codes:
+            if code is not None:
+                code.run  # noqa: B018  asking for it makes it
+
     def _listing(self) -> Iterator[str]:
         """What was decided, and each host program that runs: a step is all that does, if there is one."""
         yield f"host code: {self.width} {'tasks' if self.width > 1 else 'task'} at a time"
         for line in self.log:
             yield f"  {line}"
-        if self.step is not None and self.loop.replicas_of_job == self.loop.replicas:
+        if self.is_one_step:
             yield f"each micro-batch with its update:\n{self.step}"
             return
         for stage in self.stages:

@@ -16,12 +16,16 @@ from torch.nn.utils.parametrize import is_parametrized
 from poptorch._logging import logger
 from poptorch._version import __version__
 from poptorch.capture.arguments import BoundCall
+from poptorch.capture.structure import Structure, TensorLeaf, unflatten, walk
 from poptorch.compiler.request import is_offline
 from poptorch.encoding import NotEncodable, to_plain
 from poptorch.errors import createPoptorchError
 from poptorch.executable import file as container
+from poptorch.executable import portable
 from poptorch.executable.identity import identity
 from poptorch.executor.session import Session, Wrapped
+from poptorch.executor.sources import sources_of
+from poptorch.executor.stored import optimizer_identity
 from poptorch.host.store import cache
 from poptorch.ops.custom import registry
 from poptorch.optim.reading import own_attributes
@@ -50,6 +54,7 @@ def save(session: Session, model: nn.Module, filename: str, *, export_model: boo
             sections["rng"] = {"state": rng_state}
         if export_model:
             sections["model"] = _pickled_model(session, model)
+            sections |= _program_sections(session, model)
         container.write(path, sections)
     logger.info("Executable written to %s", path)
 
@@ -193,6 +198,33 @@ def _example_sections(call: BoundCall) -> dict[str, Any]:
                 f"{error}"
             ) from error
         return {"pickled inputs": buffer.getvalue()}
+
+
+def _program_sections(session: Session, model: nn.Module) -> dict[str, Any]:
+    """What spares a process that loads the model from capturing it; nothing where it cannot be written."""
+    device = session.executable.device
+    structure = device.interface.output_structure
+    try:
+        content, tensors = portable.written(device)
+        results: list[torch.Tensor] = []
+        try:
+            returned = to_plain(_skeleton(structure), results)
+            outputs: dict[str, Any] = {"outputs": {"returned": returned}, "output tensors": results}
+        except NotEncodable:
+            buffer = io.BytesIO()
+            torch.save(_skeleton(structure), buffer)
+            outputs = {"pickled outputs": buffer.getvalue()}
+    except (NotEncodable, pickle.PicklingError, AttributeError, TypeError) as reason:
+        logger.info("The file holds no device program: there is %s. Who loads it captures the model again", reason)
+        return {}
+    content |= {"sources": sources_of(model, device.program), "optimizer": optimizer_identity(session.optimizer)}
+    return {"device program": content, "program tensors": tensors, **outputs}
+
+
+def _skeleton(structure: Structure) -> Any:
+    """What ``forward`` returns, with empty tensors."""
+    count = sum(isinstance(leaf, TensorLeaf) for _, leaf in walk(structure))
+    return unflatten(structure, [torch.empty(0) for _ in range(count)])
 
 
 def _shown(value: Any) -> Any:

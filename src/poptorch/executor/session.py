@@ -226,6 +226,8 @@ class Session:
         wrapped, engine = self.wrapped, self.engine
         if self.executable.code.native_after == 0:
             self._use_native_code(progress)
+        if not is_offline(wrapped.options):  # a program that never runs here needs no code
+            self.executable.code.prepare()
         progress.begin("loading")
         if wrapped.options.connection_type == ConnectionType.OnDemand:
             self._target.attach(self.executable.device.local_ipus)
@@ -548,7 +550,10 @@ def _compiled(
     options = wrapped.options
     request = wrapped.request(call)
     dump = requested_dump(request.training)
-    device = lower_for_device(request, progress.begin, trace, dump)
+    device = None if stored is None else stored.device_program(request)
+    is_captured = device is None
+    if device is None:
+        device = lower_for_device(request, progress.begin, trace, dump)
     if options.connection_type == ConnectionType.Always:
         target.attach(device.local_ipus)
     progress.begin("code")
@@ -557,7 +562,7 @@ def _compiled(
         executable = Executable(device, build_host(device, dump))
     backend.debug("Finished Poplar compilation")
     wrapped.weights.check_updatable_buffers()
-    if stored is not None:
+    if stored is not None and is_captured:
         stored.check(device)
     directory = None if uses_ipu_model(options) else caching.cache_directory(options)
     return executable, caching.code_store(executable, directory, None if stored is None else stored.file), dump

@@ -11,16 +11,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from poptorch._logging import logger
 from poptorch._version import __version__
-from poptorch.capture.arguments import BoundCall
+from poptorch.capture.arguments import ArgumentLayout, BoundCall
+from poptorch.capture.state import collect_state
+from poptorch.capture.structure import flatten
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.encoding import from_plain
+from poptorch.compiler.lowering import restrict
+from poptorch.compiler.request import CompileRequest, loop_of, settings_of
+from poptorch.encoding import NotEncodable, from_plain
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError
+from poptorch.executable import portable
 from poptorch.executable.file import File
-from poptorch.executable.identity import identity
+from poptorch.executable.identity import identity, loop_identity
+from poptorch.executable.portable import Stored
+from poptorch.executor.sources import changed_sources
 from poptorch.ops.custom import registry
+from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
+from poptorch.program.fingerprint import digest
 from poptorch.program.replica_groups import ReplicaGrouping
 
 
@@ -67,6 +77,9 @@ class StoredExecutable:
 
     def __init__(self, filename: str) -> None:
         self.file = File(filename)
+        self._trusted = False
+        """Whether the model in it was unpickled, and runs: then its program belongs to that model."""
+
         if "metadata" not in self.file:
             raise createPoptorchError(f"Invalid file {filename}: it does not contain Poptorch metadata")
         found = self.file.json("metadata")
@@ -116,6 +129,46 @@ class StoredExecutable:
         with self.file.reading("pickled inputs"):
             return _bound(stored, stored["call"])
 
+    def device_program(self, request: CompileRequest) -> DeviceProgram | None:
+        """The program as it was compiled for the model of the request, which came from this file.
+
+        ``None`` where the model has to be captured again; the log says why.
+        """
+        if not self._trusted:
+            return None  # a program by itself may be anybody's: capture shows that it is that of this model
+        try:
+            if "device program" not in self.file:
+                raise NotEncodable("no device program in the file")
+            content, tensors = self.file.json("device program"), self.file.tensors("program tensors")
+            changed = changed_sources(request.model, content["sources"])
+            if changed:
+                raise NotEncodable(f"other code in {', '.join(changed)}")
+            return self._restored(request, portable.read(content, tensors), content)
+        except (NotEncodable, AttributeError, LookupError, TypeError, ValueError) as reason:
+            logger.info("The model in %s is captured again: there is %s", self.name, reason)
+            return None
+
+    def _restored(self, request: CompileRequest, parts: Stored, known: Mapping[str, Any]) -> DeviceProgram:
+        loop, layout = loop_of(request.options, request.training), ArgumentLayout(request.call)
+        if loop_identity(loop) != self.metadata.identity["loop"]:
+            raise NotEncodable("another loop")
+        optimizer = None
+        if parts.update is not None:
+            names = set(parts.update.names)
+            used = {id(entry.tensor) for entry in collect_state(request.model) if entry.name in names}
+            optimizer = restrict(request.optimizer_spec, frozenset(used))
+        if optimizer_identity(optimizer) != known["optimizer"]:
+            raise NotEncodable("another optimizer")
+        settings = settings_of(request, parts.program, loop)
+        structure = flatten(self._returned())[1]
+        return parts.device_program(settings, loop, layout=layout, output_structure=structure, optimizer=optimizer)
+
+    def _returned(self) -> Any:
+        """What ``forward`` returns, with empty tensors."""
+        if "outputs" not in self.file:
+            return self._unpickled("pickled outputs")
+        return from_plain(self.file.json("outputs")["returned"], self.file.tensors("output tensors"))
+
     def check(self, device: DeviceProgram) -> None:
         """The program that was captured must be the one that was exported."""
         expected, found = self.metadata.identity, identity(device)
@@ -154,6 +207,7 @@ class StoredExecutable:
         if "inputs" not in self.file and "pickled inputs" not in self.file:
             raise AssertionError(f"Invalid file {self.name}: Executable inputs are missing")
         self.check_custom_ops()
+        self._trusted = True
         content = self._unpickled("model")
         with self.file.reading("model"):
             _for_running(content["options"])
@@ -174,6 +228,11 @@ class StoredExecutable:
                 "module and name as when it was exported; otherwise wrap the model yourself and call loadExecutable on "
                 "the result."
             ) from error
+
+
+def optimizer_identity(optimizer: OptimizerSpec | None) -> str:
+    """What of an optimizer is compiled into the update."""
+    return "" if optimizer is None else digest(repr(optimizer.signature()))
 
 
 def _bound(stored: Any, call: Any) -> BoundCall:

@@ -28,6 +28,7 @@ from poptorch.program.opinfo import info_of
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role, has_values, type_text
 from poptorch.program.tracing import tracing
+from poptorch.program.update import UpdateProgram
 
 EXCHANGE_BYTES = 4 << 20
 """Gradients of so many bytes begin their way to other processes together. Kernels end where a bucket does, and a cut
@@ -132,9 +133,12 @@ def generate_stages(build: Build) -> str:
 
 
 def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool) -> Code:
-    positions = bucket_positions(program, buckets)
-    program, products = in_factors(program) if accumulates else (program, NO_PRODUCTS)
-    return generate(program, buckets=positions, products=products)
+    def made() -> Code:
+        positions = bucket_positions(program, buckets)
+        factored, products = in_factors(program) if accumulates else (program, NO_PRODUCTS)
+        return generate(factored, buckets=positions, products=products)
+
+    return Code.when_needed(made)
 
 
 def exchanged_buckets(device: DeviceProgram, program: Program) -> tuple[tuple[str, ...], ...]:
@@ -160,9 +164,13 @@ def generate_update(build: Build) -> str:
     update = build.device.local_update
     if update is None:
         return "none"
-    build.update = generate_flat(update.graph_module, "update", update.numerics)
-    build.shards = tuple(generate_flat(s.update.graph_module, "update", s.update.numerics) for s in update.shards)
+    build.update = _of_update(update)
+    build.shards = tuple(_of_update(shard.update) for shard in update.shards)
     return f"{len(build.shards)} shards" if build.shards else "whole"
+
+
+def _of_update(update: UpdateProgram) -> Code:
+    return Code.when_needed(lambda: generate_flat(update.graph_module, "update", update.numerics))
 
 
 def join_update(build: Build) -> str:

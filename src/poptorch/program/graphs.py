@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._pytree import tree_leaves
 
 from poptorch.ops.effects import calls_host, communicates, is_ordered
 from poptorch.ops.traits import traits_of
 from poptorch.program.program import Program, is_write
+from poptorch.program.tracing import tracing
 
 
 def is_view(node: fx.Node) -> bool:
@@ -59,6 +61,11 @@ def has_side_effect(node: fx.Node) -> bool:
     return is_write(node) or node.is_impure(impure_random=False) or calls_host(node) or _returns_nothing(node)
 
 
+def runs_python(node: fx.Node) -> bool:
+    """Whether the node calls a Python function of the user, itself or in a body."""
+    return node.op == "call_function" and calls_host(node)
+
+
 def _returns_nothing(node: fx.Node) -> bool:
     """Whether an operation has no value, and is there for what it does: an assertion about values."""
     return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
@@ -81,13 +88,19 @@ def remove_dead_code(program: Program) -> int:
     return before - len(program.graph.nodes)
 
 
+def module_of(root: Any, graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, with what it needs of ``root``. It gets Python code if it is called, as few modules are."""
+    with tracing():
+        return _make_graph_module(root, graph)
+
+
 def copy_of(program: Program) -> tuple[Program, dict[fx.Node, fx.Node]]:
     """The same program in a graph of its own, and the new node of each old one."""
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     values = graph.graph_copy(program.graph, copied)
     graph.output(values)
-    module = fx.GraphModule(program.graph_module, graph)
+    module = module_of(program.graph_module, graph)
     return replace(program, graph_module=module, log=[*program.log]), copied
 
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from poptorch.compiler.passes.slots import Partition
 from poptorch.compiler.passes.writes import Carried
+from poptorch.program.graphs import module_of
 from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import PORT_ORDER, Port, Program, Role, is_write, value_of
 
@@ -166,7 +167,7 @@ class _Cutter:
         self._graph.output(())
         program = replace(
             self._program,
-            graph_module=fx.GraphModule(self._program.graph_module, self._graph),
+            graph_module=module_of(self._program.graph_module, self._graph),
             ports=self._ports,
             outputs=[],
             constants={p.name: self._program.constants[p.name] for p in self._ports if p.role is Role.CONSTANT},

@@ -47,9 +47,10 @@ class HalfPlan:
     def __init__(self, graph: fx.Graph, numerics: Numerics, parameters: Mapping[fx.Node, int] | None = None) -> None:
         self._numerics = numerics
         self.parameters = dict(parameters or {})
-        self._taken = {n for n in graph.nodes if self._decide(n)}
+        self._any = any(is_half(node) for node in graph.nodes)
+        self._taken = {n for n in graph.nodes if self._decide(n)} if self._any else set()
         # Checks look at the operands that the Program names.
-        self._spared = set() if numerics.exceptions else self._views_of_copies_only(graph)
+        self._spared = set() if numerics.exceptions or not self._any else self._views_of_copies_only(graph)
         self._last_use: dict[tuple[fx.Node, Sweep], fx.Node] = {}
         for node in graph.nodes:
             if node in self._taken:
@@ -102,6 +103,8 @@ class HalfPlan:
         Copies of activations do not wait for the backward pass: that would cost three times the memory that the
         float16 value takes, and a conversion is cheap.
         """
+        if not self._any:
+            return []
         sweep = info_of(node).sweep
         roots = dict.fromkeys(self.root(o) for o in node.all_input_nodes if is_half(o))
         if traits_of(node).is_in_place:

@@ -7,6 +7,7 @@ gradient can be used up and dropped while back-propagation goes on to the layers
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from torch import fx
 from poptorch.host.interpret.half import is_half
 from poptorch.ops.traits import traits_of
 from poptorch.program.finality import final_positions, in_portions, last_reads
+from poptorch.program.graphs import module_of
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role, value_of
 
@@ -127,7 +129,8 @@ def _node_lists(node: Any) -> list[list[fx.Node | None]]:
     """The lists of tensors among the operands; ``None`` stands for a tensor that all parameters share."""
     values = [*node.args, *node.kwargs.values()]
     lists = [v for v in values if isinstance(v, (list, tuple)) and v and all(isinstance(n, fx.Node) for n in v)]
-    return [[n if len(v) == 1 or list(v).count(n) == 1 else None for n in v] for v in lists]
+    uses = [Counter(v) for v in lists]
+    return [[n if len(v) == 1 or used[n] == 1 else None for n in v] for v, used in zip(lists, uses, strict=True)]
 
 
 # -- the graph of both -----------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ class _StepBuilder:
         kept = [value for output, value in outputs if output.kind is not OutputKind.GRADIENT]
         output = self._graph.output(tuple(self._copies[value] for value in kept))
         output.meta["val"] = tuple(value.meta.get("val") for value in kept)
-        module = fx.GraphModule(self._program.graph_module, self._graph)
+        module = module_of(self._program.graph_module, self._graph)
         return Step(module, ports, state, [[self._names[i] for i in bucket] for bucket in buckets.values()])
 
     def _buckets(
