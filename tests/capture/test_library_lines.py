@@ -72,3 +72,27 @@ def test_the_user_s_own_line_alone() -> None:
     line = Model.forward.__code__.co_firstlineno + 1
     (message,) = warned(Model())
     assert f"used by Python at {__file__}:{line}: it is frozen" in message
+
+
+INSTALLED = """
+def doubled_if_small(x):
+    return x * 2 if x.max() < 3 else x
+"""
+
+
+def test_an_installed_library_is_named_with_the_user_s_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every library is left out of source locations, as torch's companions are."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "installed_library.py").write_text(INSTALLED)
+    monkeypatch.setattr("poptorch.capture.locations._INSTALLED", (str(folder),))
+    monkeypatch.syspath_prepend(folder)
+    installed = importlib.import_module("installed_library")
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return installed.doubled_if_small(x)
+
+    line = Model.forward.__code__.co_firstlineno + 1
+    (message,) = warned(Model())
+    assert f"installed_library.py:3, which is called from {__file__}:{line}:" in message

@@ -203,8 +203,20 @@ def test_memory_that_is_not_that_of_one_tensor():
     """By address, a view of a view means the memory of the first; gaps between elements are not on the device."""
     x = torch.randn(1, 4)
     torch.testing.assert_close(poptorch.inferenceModel(Repeated())(x), Repeated()(x))
-    with pytest.raises(poptorch.Error, match=r"order of memory, which has gaps.*test_strides\.py:\d+"):
+    with pytest.raises(poptorch.Error, match=r"order of memory, which has gaps.*test_strides\.py:\d+\)$"):
         poptorch.inferenceModel(Gaps())(torch.randn(4, 8)[:, :6])
+
+
+class AsItLies(nn.Module):
+    """By address, but with the tensor's own size and strides."""
+
+    def forward(self, x):
+        return x.as_strided(x.size(), x.stride()) + torch.as_strided_copy(x, x.size(), x.stride())
+
+
+def test_a_tensor_with_gaps_seen_by_its_own_strides():
+    for x in (torch.randn(4, 8)[:, ::2], torch.randn(4, 1).expand(4, 3), torch.randn(3, 8)[:, :6].t()):
+        torch.testing.assert_close(poptorch.inferenceModel(AsItLies())(x), 2 * x)
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,13 @@ def test_torch_compiles_again_afterwards():
     assert counter
 
 
+def test_branches_and_loops_run_in_eager_mode_afterwards():
+    for function in (branch, nested):
+        infer(function, ROWS[0])
+        fresh = Model(function)
+        torch.testing.assert_close(fresh(ROWS[0]), in_eager(function, ROWS[0]))
+
+
 # -- functions of functions --------------------------------------------------------------------------------------------
 
 

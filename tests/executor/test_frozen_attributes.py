@@ -86,6 +86,60 @@ def test_numbers(wrap):
     silent(executor)
 
 
+class Constants(nn.Module):
+    """Attributes of many kinds that become constants of the program."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask, self.scale, self.act = torch.ones(2), [1.0, 2.0], torch.relu
+        self.settings = {"bias": 1.0}
+        self.register_buffer("edges", torch.eye(2).to_sparse().coalesce())
+
+    def forward(self, x):
+        return self.act(torch.sparse.mm(self.edges, x.t()).t() * self.mask * self.scale[0]) + self.settings["bias"]
+
+
+CHANGES = {
+    "mask was replaced by another tensor": lambda m: setattr(m, "mask", torch.zeros(2)),
+    "mask was changed in place": lambda m: m.mask.zero_(),
+    r"scale was set from \[1\.0, 2\.0\] to \[3\.0, 2\.0\]": lambda m: m.scale.__setitem__(0, 3.0),
+    "act was set from .*relu to .*tanh": lambda m: setattr(m, "act", torch.tanh),
+    "settings was set from {'bias': 1.0} to {'bias': 2.0}": lambda m: m.settings.update(bias=2.0),
+    "edges was changed in place": lambda m: m.edges.values().mul_(2),
+    "edges was replaced by another tensor": lambda m: m.register_buffer("edges", torch.ones(2, 2).to_sparse()),
+}
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_constants_of_other_kinds(said):
+    model = Constants()
+    executor = poptorch.inferenceModel(model)
+    executor(X)
+    silent(executor)
+    CHANGES[said](model)
+    with pytest.warns(UserWarning, match=f"^{said} after the model was compiled.*no effect"):
+        executor(X)
+    silent(executor)
+
+
+def test_an_equal_constant_is_not_mentioned():
+    model = Constants()
+    executor = poptorch.inferenceModel(model)
+    executor(X)
+    model.scale, model.settings = [1.0, 2.0], {"bias": 1.0}
+    silent(executor)
+
+
+def test_the_object_that_was_wrapped_for_inference():
+    model = Model().eval()
+    executor = poptorch.inferenceModel(model)
+    executor(X)
+    model.tau = 3.0
+    with pytest.warns(UserWarning, match=r"^tau was set from 2\.0 to 3\.0 after"):
+        executor(X)
+    silent(executor)
+
+
 def test_what_was_changed_before_compiling_counts():
     model = Model()
     executor = training(model)

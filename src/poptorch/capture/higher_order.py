@@ -58,13 +58,34 @@ class CompilerAside:
 
 
 _ATTENTION = "torch.nn.attention.flex_attention"
+_FUNCTIONS = "torch._higher_order_ops.utils"
 
 
 def prepare() -> None:
-    """Let torch's attention be called under capture: its check looks at the host, whose kernel does not train."""
-    module = sys.modules.get(_ATTENTION)
-    if module is not None:
-        _check_outside_of_capture(module)
+    """Let torch's functions be called under capture.
+
+    The check of its attention looks at the host, whose kernel does not train. The others are handed to its compiler,
+    which refuses to compile here, and would not compile them outside of capture, either, from then on.
+    """
+    attention, functions = sys.modules.get(_ATTENTION), sys.modules.get(_FUNCTIONS)
+    if attention is not None:
+        _check_outside_of_capture(attention)
+    if functions is not None:
+        _compile_outside_of_capture(functions)
+
+
+@cache
+def _compile_outside_of_capture(module: Any) -> None:
+    original = getattr(module, "_hop_compile_and_call", None)
+    if original is None:
+        return
+
+    def call(function: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
+        if ambient.current() is None:
+            return original(function, args, kwargs)
+        return function(*args, **(kwargs or {}))
+
+    module._hop_compile_and_call = call
 
 
 @cache

@@ -80,6 +80,11 @@ def called_from(inner: SourceLocation | None, user: SourceLocation | None) -> st
     return f"{inner}, which is called from {user}"
 
 
+def own_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
+    """The innermost line of the user's that is not in an installed package, or in one if there is no other."""
+    return user_location((*excludes, *_INSTALLED)) or user_location(excludes)
+
+
 def user_location(excludes: Sequence[str] = DEFAULT_EXCLUDES) -> SourceLocation | None:
     """The innermost frame that is neither ours nor excluded; ``None`` when all are."""
     frame: FrameType | None = sys._getframe(1)

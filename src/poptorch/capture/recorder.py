@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,11 +19,12 @@ from poptorch.ambient import CaptureContext, Placement
 from poptorch.capture import higher_order, kernels, strict
 from poptorch.capture.casting import MixedTypes, OperandCaster
 from poptorch.capture.evaluation import Evaluation
-from poptorch.capture.locations import called_from, innermost_location, user_location
+from poptorch.capture.locations import called_from, innermost_location, own_location, user_location
 from poptorch.capture.norms import Writes
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import createPoptorchError
+from poptorch.frames import warn_user
 from poptorch.ops.function_modes import runs_functions
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.recorded import is_recorded, tracer
@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):
     def _frozen_value(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A value that Python needs now (``.item()``, ``if tensor``): constant in the program from here on."""
         value = self._evaluation.value_of(func, args, kwargs)
-        where, branch = user_location(self._excludes), innermost_location()
+        where, branch = own_location(self._excludes), innermost_location()
         if (where, branch) in self._frozen_at:
             return value  # said before: the next element of a list, the next round of a loop
         self._frozen_at.add((where, branch))
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
             "program, which will always take the path of the first inputs. Use torch.where, poptorch.cond or "
             "poptorch.for_loop for decisions at run time."
         )
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warn_user(message)
         return value
 
 

@@ -2,41 +2,115 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-_PLAIN = (bool, int, float, str, type(None))
+from poptorch.capture.state import is_constant
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_CONTAINERS = (list, dict, set)
+_LARGEST = 16
+"""Containers with more items than that are known by what they are, not by what is in them."""
+
 _EACH_CALL = 128
 """How many attributes one call compares: this takes a few microseconds. Larger models are gone through in turns."""
+
+_INSIDE_EACH_CALL = 8
+"""How many attributes one call looks into."""
 
 _SHOWN = 3
 """How many attributes one warning lists."""
 
 
-class FrozenAttributes:
-    """What the plain attributes of a model were when it was compiled."""
+class _Known(NamedTuple):
+    """An attribute as it was."""
 
-    def __init__(self, captured: nn.Module, shown: nn.Module, copied: Mapping[str, Any] | None = None) -> None:
+    holder: dict[str, Any]
+    """The dictionary of the module, or of its buffers."""
+
+    name: str
+    full: str
+    value: Any
+    content: Any
+    """What else tells that it has changed: the version of a tensor, a copy of a container; ``None`` if nothing does."""
+
+    @property
+    def now(self) -> Any:
+        return self.holder.get(self.name, self.value)
+
+    def differs(self) -> bool:
+        """Whether the attribute means something else now."""
+        now, value = self.now, self.value
+        if now is value:
+            return self.content is not None and _content(now) != self.content
+        if type(now) is not type(value):
+            return True
+        if isinstance(value, _CONTAINERS) and self.content is not None:
+            return bool(_content(now) != self.content)
+        return not (isinstance(value, (*_VALUES, tuple)) and _equal(now, value))
+
+    def __str__(self) -> str:
+        now, value = self.now, self.value
+        if isinstance(now, torch.Tensor):
+            how = "changed in place" if now is value else "replaced by another tensor"
+            return f"{self.full} was {how}"
+        before = self.content if isinstance(value, _CONTAINERS) and self.content is not None else value
+        return f"{self.full} was set from {_short(before)} to {_short(now)}"
+
+
+class FrozenAttributes:
+    """What the plain attributes of a model were when it was compiled, and its sparse buffers."""
+
+    def __init__(
+        self,
+        captured: nn.Module,
+        shown: nn.Module,
+        copied: Mapping[str, Any] | None = None,
+        wrapped: nn.Module | None = None,
+    ) -> None:
         """``captured`` ran; the user knows it as ``shown``, with the same children.
 
         ``copied`` are the attributes that were taken from ``shown`` when it was wrapped, if it is another object.
+        ``wrapped`` is the object that the user wrapped, whose own attributes do not reach the program either.
         """
-        self._known: list[tuple[dict[str, Any], str, str, Any]] = []
-        """The dictionary of the module, the attribute, its full name, and its value."""
+        self._known: list[_Known] = []
+        self._inner: list[_Known] = []
+        """Those of them that can change and remain the same object."""
 
         self._mode = captured.training
         self._shown = shown
         self._next = 0
-        for path, module in captured.named_modules():
-            holder = vars(shown) if module is captured else vars(module)
-            for name, value in holder.items():
-                if type(value) in _PLAIN and not name.startswith("_"):
-                    if copied is not None and module is captured:
-                        value = copied.get(name, value)  # a later one has not reached the program
-                    self._known.append((holder, name, f"{path}.{name}" if path else name, value))
+        with torch._C.DisableTorchFunctionSubclass():  # not a look at weights that are plain attributes, too
+            for path, module in captured.named_modules():
+                holder = vars(shown) if module is captured else vars(module)
+                earlier = copied if module is captured else None
+                self._note(holder, path, earlier)
+            if wrapped is not None and wrapped is not shown:
+                self._note(vars(wrapped), "", None)
+
+    def _note(self, holder: dict[str, Any], path: str, earlier: Mapping[str, Any] | None) -> None:
+        for name, value in holder.items():
+            if name.startswith("_"):
+                continue
+            if earlier is not None and isinstance(value, _VALUES):
+                value = earlier.get(name, value)  # a later one has not reached the program
+            self._add(holder, name, path, value)
+        for name, buffer in holder.get("_buffers", {}).items():
+            if buffer is not None and is_constant(buffer):
+                self._add(holder["_buffers"], name, path, buffer)
+
+    def _add(self, holder: dict[str, Any], name: str, path: str, value: Any) -> None:
+        if isinstance(value, (nn.Parameter, nn.Module)):
+            return
+        known = _Known(holder, name, f"{path}.{name}" if path else name, value, _content(value))
+        self._known.append(known)
+        if known.content is not None:
+            self._inner.append(known)
 
     def check(self) -> None:
         """To be called before each call: warns of what was changed since the program was compiled."""
@@ -45,28 +119,38 @@ class FrozenAttributes:
             self._mode = self._shown.training
             self._warn(known)  # all modules at once, as a rule
         elif len(known) <= _EACH_CALL:
-            for holder, name, _, value in known:
+            for holder, name, _, value, _ in known:
                 if holder.get(name) is not value:
                     self._warn(known)
                     break
         else:
             part = known[self._next : self._next + _EACH_CALL]
             self._next = self._next + _EACH_CALL if self._next + _EACH_CALL < len(known) else 0
-            if any(holder.get(name) is not value for holder, name, _, value in part):
+            if any(holder.get(name) is not value for holder, name, _, value, _ in part):
                 self._warn(known)
+        if self._inner:
+            self._check_content()
 
-    def _warn(self, known: list[tuple[dict[str, Any], str, str, Any]]) -> None:
-        changed = [(full, value, holder[name]) for holder, name, full, value in known if _differs(holder, name, value)]
-        # What is said once is not compared any more, and equal values are known in the form that they have now.
-        self._known = [
-            (holder, name, full, holder.get(name, value))
-            for holder, name, full, value in known
-            if not _differs(holder, name, value)
-        ]
-        modes = [change for change in changed if change[0].rpartition(".")[2] == "training"]
-        others = [change for change in changed if change not in modes]
+    def _check_content(self) -> None:
+        some = self._inner[:_INSIDE_EACH_CALL]
+        if len(self._inner) > len(some):
+            self._inner = self._inner[len(some) :] + some
+        if any(_content(one.value) != one.content for one in some):
+            self._warn(self._known)
+
+    def _warn(self, known: list[_Known]) -> None:
+        changed: list[_Known] = []
+        self._known = []
+        for one in known:  # what is said once is not compared any more; equal values are known in the form of now
+            if one.differs():
+                changed.append(one)
+            else:
+                self._known.append(one._replace(value=one.now))
+        self._inner = [one for one in self._known if one.content is not None]
+        modes = [one for one in changed if one.name == "training"]
+        others = [one for one in changed if one.name != "training"]
         if modes:
-            before = "train" if modes[0][1] else "eval"
+            before = "train" if modes[0].value else "eval"
             warnings.warn(
                 f"{_listed(modes)} after the model was compiled in {before} mode. This executor goes on in that mode: "
                 "dropout and norms are part of the program. Call train() or eval() before the model is compiled, "
@@ -76,19 +160,38 @@ class FrozenAttributes:
             )
         if others:
             warnings.warn(
-                f"{_listed(others)} after the model was compiled. This has no effect: plain attributes are constants "
-                "of the program. Call destroy() on the executor and wrap the model again; or pass "
-                "the value as an argument of forward(), or keep it in a buffer, which copyWeightsToDevice() sends.",
+                f"{_listed(others)} after the model was compiled. This has no effect: plain attributes and "
+                "sparse buffers are constants of the program. Call destroy() on the executor and wrap the model again; "
+                "or pass the value as an argument of forward(), or keep it in a dense buffer, which "
+                "copyWeightsToDevice() sends.",
                 UserWarning,
                 stacklevel=2,
             )
 
 
-def _differs(holder: dict[str, Any], name: str, value: Any) -> bool:
-    now = holder.get(name, value)
-    return now is not value and not (type(now) is type(value) and now == value)
+def _content(value: Any) -> Any:
+    """What tells whether something has changed that is still the same object; ``None`` if nothing does."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    if isinstance(value, _CONTAINERS) and len(value) <= _LARGEST:
+        items = value.values() if isinstance(value, dict) else value
+        return copy.copy(value) if all(isinstance(item, _VALUES) for item in items) else None
+    return None
 
 
-def _listed(changed: list[tuple[str, Any, Any]]) -> str:
-    listed = ", ".join(f"{name} was set from {before!r} to {after!r}" for name, before, after in changed[:_SHOWN])
-    return f"{listed} and {len(changed) - _SHOWN} more changes" if len(changed) > _SHOWN else listed
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        return bool(first == second)
+    except (RuntimeError, ValueError, TypeError):  # tensors and arrays inside
+        return False
+
+
+def _short(value: Any) -> str:
+    text = getattr(value, "__qualname__", None) or repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def _listed(changed: list[_Known]) -> str:
+    texts = list(dict.fromkeys(map(str, changed)))  # of the same name on the wrapped object and on that of the executor
+    listed = ", ".join(texts[:_SHOWN])
+    return f"{listed} and {len(texts) - _SHOWN} more changes" if len(texts) > _SHOWN else listed

@@ -18,6 +18,7 @@ from poptorch.executor import instrumentation
 from poptorch.executor.eager_loop import StepNotice
 from poptorch.executor.rate_watch import RateWatch
 from poptorch.executor.replacements import Replacement
+from poptorch.executor.shared_optimizers import SharedOptimizers
 from poptorch.executor.state_names import StateNames
 from poptorch.executor.turns import Turns, in_turn
 from poptorch.optim import SGD, bridge
@@ -113,7 +114,10 @@ class OptimizerLink:
 
     @in_turn
     def read_state(self) -> dict[str, torch.Tensor]:
-        """Copies of the optimizer state on the device."""
+        """Copies of the optimizer state on the device: that of the executor that ran the optimizer last."""
+        newest = shared_optimizers.newest(self.optimizer, self)
+        if newest is not self:
+            return newest.read_state()
         if self._engine is None or self._compiled is None:
             return {}
         whole = self._engine.updater.whole_state(self._engine.exchange)
@@ -123,6 +127,33 @@ class OptimizerLink:
     def read_params(self) -> dict[str, torch.Tensor]:
         """Copies of the variable scalars on the device."""
         return {name: tensor.clone() for name, tensor in self._params.items()}
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is state of the optimizer on the device."""
+        return self._engine is not None and self._compiled is not None
+
+    def take_state(self, other: OptimizerLink) -> None:
+        """Overwrite the state of common parameters with what another executor has of the same optimizer."""
+        if self._engine is None or self._compiled is None or other._engine is None or other._compiled is None:
+            return
+        newer = other._by_parameter(other._engine.updater.whole_state(other._engine.exchange))
+        whole = self._engine.updater.whole_state(None)
+        with torch.no_grad():
+            for place, tensor in self._by_parameter(whole).items():
+                value = newer.get(place)
+                if value is not None and value.shape == tensor.shape:  # replicas may be in other groups
+                    tensor.copy_(value)
+        self._engine.updater.keep_of(whole)
+
+    def _by_parameter(self, whole: list[State]) -> dict[tuple[int, str], torch.Tensor]:
+        assert self._compiled is not None
+        return {
+            (id(parameter), key): tensor
+            for group, state in zip(self._compiled.groups, whole, strict=True)
+            for key, tensors in state.items()
+            for parameter, tensor in zip(group.parameters, tensors, strict=True)
+        }
 
     def _device_state(self, whole: list[State]) -> dict[str, torch.Tensor]:
         if self._engine is None or self._compiled is None:
@@ -215,6 +246,9 @@ class OptimizerLink:
             return
         pending = bridge.pending_state(self.optimizer)
         if pending is None:
+            newest = shared_optimizers.newest(self.optimizer, self)
+            if newest is not self:
+                self.take_state(newest)
             return
         copy_weights()
         with torch._C.DisableTorchFunctionSubclass():
@@ -228,7 +262,9 @@ class OptimizerLink:
         """The device begins to run: from now on it may have newer state than the host."""
         if self._compiled is not None:
             self._rates.check()
+            bridge.connect(self.optimizer, self)
             bridge.before_run(self.optimizer)
+            shared_optimizers.runs(self.optimizer, self)
 
     def replace(self, optimizer: torch.optim.Optimizer, copy_weights: Callable[[], object]) -> None:
         """Take over another optimizer object, or re-read the current one."""
@@ -241,6 +277,7 @@ class OptimizerLink:
         if self._compiled is not None:
             if optimizer is not self.optimizer:
                 bridge.replace(self.optimizer, optimizer, self)
+                shared_optimizers.leaves(self.optimizer, self)
                 self._step_notice.put_on(optimizer)
             changed = _variables(new) != _variables(self._compiled)
             self._compiled = new
@@ -291,7 +328,8 @@ class OptimizerLink:
     def disconnect(self) -> None:
         """Leave the optimizer with what the host knows; forget the device."""
         self.read_back_alone()
-        bridge.disconnect(self.optimizer)
+        shared_optimizers.leaves(self.optimizer, self)
+        bridge.disconnect(self.optimizer, self)
         self._step_notice.take_off()
         self._engine = None
         self._compiled = None
@@ -315,3 +353,6 @@ def _with_parameters(spec: OptimizerSpec, new: Mapping[int, Any]) -> OptimizerSp
 
 def _variables(spec: OptimizerSpec) -> list[Any]:
     return [spec.loss_scaling.value, *(dict(group.variables) for group in spec.groups)]
+
+
+shared_optimizers: SharedOptimizers[OptimizerLink] = SharedOptimizers()

@@ -174,7 +174,7 @@ class Session:
         self.engine = engine = Engine(executable, exchange, team, replica_network(wrapped.options, executable))
         self._random = RandomState(engine, _seed(wrapped.options))
         self._calls = 0
-        self._attributes = FrozenAttributes(wrapped.captured, wrapped.shown, wrapped.copied)
+        self._attributes = FrozenAttributes(wrapped.captured, wrapped.shown, wrapped.copied, wrapped.user_model)
         self._has_run = False
         self._estimate: Estimate | None = None
         self._reporter: Reporter | None = None

@@ -62,8 +62,20 @@ def _address_of(node: fx.Node, args: Any, kwargs: Any) -> dict[str, Any]:
     return named
 
 
+def _is_as_it_lies(node: fx.Node) -> bool:
+    """Whether a view by address is one of all elements of its operand, where they are: so it is with any strides."""
+    operand = node.args[0].meta["val"]  # type: ignore[union-attr]
+    named = _address_of(node, node.args, node.kwargs)
+    where = (tuple(named["size"]), tuple(named["stride"]), named["storage_offset"])
+    return where == (tuple(operand.shape), operand.stride(), operand.storage_offset())
+
+
 class InAnyOrder(fx.Interpreter):
     """Runs a functional graph on tensors that lie in memory otherwise than those that it was recorded with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.extra_traceback = False  # users read what goes wrong, and know nothing of the graph
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The operation, in a form that asks nothing of the operand's strides."""
@@ -79,6 +91,8 @@ class InAnyOrder(fx.Interpreter):
 
     def _by_address(self, node: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
+        if node.target is not aten.as_strided_scatter.default and _is_as_it_lies(node):
+            return args[0].clone() if node.target is aten.as_strided_copy.default else aten.alias(args[0])
         base, order = _recorded_order(node)
         values = self.env[base]
         memory = values.permute(order).contiguous().reshape(-1)
@@ -97,6 +111,9 @@ def for_any_order(graph: fx.Graph) -> None:
             node.target, node.args = aten.reshape.default, node.args[:2]
         elif node.target in _OTHER_TYPE:
             node.replace_input_with(node.args[0], _in_rows(graph, node, node.args[0]))
+        elif node.target in (aten.as_strided.default, aten.as_strided_copy.default) and _is_as_it_lies(node):
+            alias = node.target is aten.as_strided.default
+            node.target, node.args, node.kwargs = (aten.alias if alias else aten.clone).default, node.args[:1], {}
         elif node.target in (aten.as_strided.default, aten.as_strided_copy.default):
             base, order = _recorded_order(node)
             named = _address_of(node, node.args, node.kwargs)

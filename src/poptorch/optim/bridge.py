@@ -69,9 +69,12 @@ def connect(optimizer: torch.optim.Optimizer, bridge: StateBridge) -> None:
         optimizer._bridge = weakref.ref(bridge)
 
 
-def disconnect(optimizer: torch.optim.Optimizer) -> None:
-    """Leave the optimizer with what the host knows."""
+def disconnect(optimizer: torch.optim.Optimizer, bridge: StateBridge | None = None) -> None:
+    """Leave the optimizer with what the host knows, unless another executor than ``bridge`` is connected to it."""
     if isinstance(optimizer, Optimizer):
+        connected = None if optimizer._bridge is None else optimizer._bridge()
+        if bridge is not None and connected is not None and connected is not bridge:
+            return
         optimizer._bridge = None
         optimizer.host_state_is_dirty = False
 
@@ -83,7 +86,7 @@ def replace(old: torch.optim.Optimizer, new: torch.optim.Optimizer, bridge: Stat
     """
     if old is not new:
         read_back(old)
-        disconnect(old)
+        disconnect(old, bridge)
         if isinstance(new, Optimizer):
             new.ipu_state_is_dirty, new.host_state_is_dirty = True, False
     connect(new, bridge)
