@@ -56,6 +56,21 @@ class Own(nn.Module):
         return out, poptorch.identity_loss((out - y).pow(2).mean(), reduction="none")
 
 
+class Scaled(nn.Module):
+    """Tensors of which most processes own no element: of one element each, one of them without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.fc = nn.Linear(FEATURES, 2)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.shift = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = self.fc(x) * self.gain + self.shift
+        return out, poptorch.identity_loss((out - y).pow(2).mean(), reduction="none")
+
+
 class Spectral(nn.Module):
     """Complex weights between two Fourier transforms."""
 
@@ -97,6 +112,11 @@ def automatic_loss_scaling(options: poptorch.Options) -> None:
 def sharded_state(options: poptorch.Options) -> None:
     location = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
     options.TensorLocations.setOptimizerLocation(location.minElementsForReplicatedTensorSharding(4))
+
+
+def everything_sharded(options: poptorch.Options) -> None:
+    location = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    options.TensorLocations.setOptimizerLocation(location.minElementsForReplicatedTensorSharding(1))
 
 
 def sharded_accumulators(options: poptorch.Options) -> None:
@@ -185,6 +205,7 @@ CASES = {
     "running statistics": Case(replicas=4, accumulation=2, model={"norm": True}),
     "dropout": Case(replicas=4, model={"dropout": 0.5}),
     "sharded": Case(options=sharded_state, optimizer=adamw, replicas=4),
+    "sharded, of one element": Case(make=Scaled, optimizer=adamw, options=everything_sharded, replicas=4),
     "sharded with running mean": Case(options=sharded_and_running_mean, accumulation=2),
     "sharded accumulators": Case(options=sharded_accumulators, optimizer=adamw, accumulation=3),
     "complex": Case(make=Spectral, accumulation=2),

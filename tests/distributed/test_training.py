@@ -14,7 +14,14 @@ from distributed_cases import CASES, ROWS, STEPS
 PROGRAM = processes.TESTS / "distributed_cases.py"
 OF_TWO = list(CASES)
 ALL_AT_ONCE = ["accumulation", "half", "pipelined", "two replicas each", "sharded", "running mean"]
-OF_FOUR = ["sharded", "two replicas each", "dropout", "groups across processes", "pipelined replicas"]
+OF_FOUR = [
+    "sharded",
+    "sharded, of one element",
+    "two replicas each",
+    "dropout",
+    "groups across processes",
+    "pipelined replicas",
+]
 
 
 MEMORY, CONNECTIONS = {}, {"POPTORCH_SHARED_MEMORY": "0"}

@@ -134,10 +134,14 @@ def shard_update(
                 ranges[name] = shard_range(elements, replicas, owner)
             elif owner == owners[0]:
                 ranges[name] = (0, elements)
-        ranges = {name: (start, stop) for name, (start, stop) in ranges.items() if start < stop}
+        # Where a process owns no element of a tensor, its first part still counts the steps: all processes know them.
+        empty = {name for name, (start, stop) in held.items() if start == stop and owner == owners[0]}
+        ranges = {name: (start, stop) for name, (start, stop) in ranges.items() if start < stop or name in empty}
         own = [[name for name in group if name in ranges] for group in update.parameters]
-        # A parameter without dimensions has one owner, and keeps its shape.
-        shapes = {name: (stop - start,) if types[name][0] else () for name, (start, stop) in ranges.items()}
+        # A parameter without dimensions has one owner, and keeps its shape, unless processes divide it.
+        shapes = {
+            name: (stop - start,) if types[name][0] or name in held else () for name, (start, stop) in ranges.items()
+        }
         sliced = {name: (shape, types[name][1]) for name, shape in shapes.items()}
         if ranges:
             part = build_update(rules, own, sliced, update.accumulators, update.numerics)

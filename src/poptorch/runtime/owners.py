@@ -46,7 +46,7 @@ def _arguments(
     own_parameters, own_gradients, own_states = [], [], []
     for names, state in zip(whole.parameters, states, strict=True):
         mine = [name for name in names if name in shard.ranges]
-        own_parameters.append([_slice(parameters[name], shard.ranges[name]) for name in mine])
+        own_parameters.append([_slice(parameters[name], shard.ranges[name], flat=name in whole.held) for name in mine])
         own_gradients.append([_slice(gradients[name], _within(whole, shard, name)) for name in mine])
         own: State = {}
         for key, tensors in state.items():
@@ -56,8 +56,8 @@ def _arguments(
     return own_parameters, own_gradients, own_states
 
 
-def _slice(tensor: torch.Tensor, bounds: tuple[int, int]) -> torch.Tensor:
-    return tensor.reshape(-1)[bounds[0] : bounds[1]] if tensor.dim() else tensor
+def _slice(tensor: torch.Tensor, bounds: tuple[int, int], flat: bool = False) -> torch.Tensor:
+    return tensor.reshape(-1)[bounds[0] : bounds[1]] if flat or tensor.dim() else tensor
 
 
 def _within(whole: UpdateProgram, shard: UpdateShard, name: str) -> tuple[int, int]:

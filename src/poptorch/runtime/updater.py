@@ -114,9 +114,13 @@ class Updater:
             self._each(names, state, self._widened) for names, state in zip(update.parameters, self._state, strict=True)
         ]
         if exchange is not None:
-            for names, state in zip(update.parameters, whole, strict=True):
-                for tensors in state.values():
-                    partial = {n: t for n, t in zip(names, tensors, strict=True) if n in update.held and t.dim()}
+            for names, state, own in zip(update.parameters, whole, self._state, strict=True):
+                for key, tensors in state.items():
+                    partial = {
+                        n: t
+                        for n, t, mine in zip(names, tensors, own[key], strict=True)
+                        if n in update.held and mine.dim()
+                    }
                     exchange.gather(partial, update.held)
         return whole
 
