@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,12 @@ from sampling import keep_some  # noqa: E402
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     check_reasons(items)
     keep_some(config, items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What all tests and their libraries are made of stays: looking for garbage among it takes a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
