@@ -50,8 +50,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What all tests and their libraries are made of stays: looking for garbage among it takes a second each time."""
+    if len(session.items) > _MANY:
+        import torch._dynamo
+        import torch._inductor.compile_fx  # noqa: F401 - some of them import both, and then they are not garbage either
+
     gc.collect()
     gc.freeze()
+
+
+_MANY = 1000
+"""Tests of more than a few rooms."""
 
 
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.
