@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,20 @@ from sampling import keep_some  # noqa: E402
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     check_reasons(items)
     keep_some(config, items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What all tests and their libraries are made of stays: looking for garbage among it takes a second each time."""
+    if len(session.items) > _MANY:
+        import torch._dynamo
+        import torch._inductor.compile_fx  # noqa: F401 - some of them import both, and then they are not garbage either
+
+    gc.collect()
+    gc.freeze()
+
+
+_MANY = 1000
+"""Tests of more than a few rooms."""
 
 
 # Programs that are started in the background ignore Ctrl-C, and so do those that they start.

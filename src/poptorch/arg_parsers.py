@@ -6,7 +6,7 @@ import abc
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,11 +67,20 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
 def parser_for(value_type: type) -> ICustomArgParser | None:
     """The parser for ``value_type``: that of the very type, else that of the first base class registered."""
     if _pending:
-        registerGeometricCustomArgParsers()
+        _register_for_imported()
     exact = _parsers.get(value_type)
     if exact is not None:
         return exact
     return next((parser for base, parser in _parsers.items() if issubclass(value_type, base)), None)
+
+
+def register_with(library: str, register: Callable[[], None]) -> None:
+    """Call ``register`` as soon as the program has imported ``library``: before that, no value needs its parsers.
+
+    >>> register_with("a_library_that_nobody_imports", lambda: print("never"))
+    >>> parser_for(int)
+    """
+    _pending.setdefault(library, []).append(register)
 
 
 def registerGeometricCustomArgParsers() -> None:
@@ -79,14 +88,23 @@ def registerGeometricCustomArgParsers() -> None:
 
     A program that does not is not kept waiting for it.
     """
+    _register_for_imported([_GEOMETRIC])
+
+
+def _register_for_imported(libraries: Iterable[str] | None = None) -> None:
+    for name in list(_pending if libraries is None else libraries):
+        if name in sys.modules:
+            for register in _pending.pop(name, []):
+                register()
+
+
+def _load_geometric() -> None:
     name = "poptorch_geometric"
-    if _pending and _LIBRARY in sys.modules:
-        _pending.clear()
-        if name not in sys.modules:  # else it is on its way: it imports this package first
-            with contextlib.suppress(ImportError):
-                importlib.import_module(f"{name}.types")
+    if name not in sys.modules:  # else it is on its way: it imports this package first
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"{name}.types")
 
 
-_LIBRARY = "torch_geometric"
-_pending = [_LIBRARY]
-"""Libraries whose parsers are registered as soon as they are there."""
+_GEOMETRIC = "torch_geometric"
+_pending: dict[str, list[Callable[[], None]]] = {_GEOMETRIC: [_load_geometric]}
+"""What registers the parsers of a library as soon as it is there."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,32 @@ class Numbers(Dataset[torch.Tensor]):
         if not 0 <= index < self._length:
             raise IndexError(index)
         return torch.full(self._shape, index, dtype=self._dtype)
+
+
+class WhetherImported(Dataset[torch.Tensor]):
+    """Two items that say whether the process which loads them has imported a module."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self._module in sys.modules)
+
+
+class MadeBy(Dataset[Any]):
+    """Two items of a class whose module is imported when the first one is loaded."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return getattr(importlib.import_module(self._module), self._name)(torch.tensor(index))
 
 
 class Labelled(Numbers):

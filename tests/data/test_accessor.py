@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import subprocess
@@ -16,12 +17,14 @@ import pytest
 import torch
 from sample_sets import (
     Labelled,
+    MadeBy,
     Named,
     Numbers,
     Pair,
     PairParser,
     SizedStream,
     Stream,
+    WhetherImported,
     WithoutEnd,
     collate_pairs,
 )
@@ -165,6 +168,41 @@ def test_tuples_come_back_as_lists() -> None:
         item = next(accessor)
         assert isinstance(item, list)
         assert values(item) == [1, 2]
+
+
+A_LIBRARY = """
+import torch
+import poptorch
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+class PointParser(poptorch.ICustomArgParser):
+    def yieldTensors(self, struct):
+        yield struct.x
+
+    def reconstruct(self, original_structure, tensor_iterator):
+        return Point(next(tensor_iterator))
+"""
+
+
+def test_a_parser_is_imported_where_its_values_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing a library of graphs takes seconds: only a process whose data set has graphs does so."""
+    (tmp_path / "points_library.py").write_text(A_LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    library = importlib.import_module("points_library")
+    poptorch.registerCustomArgParser(library.Point, library.PointParser())
+    try:
+        with AsynchronousDataAccessor(WhetherImported("points_library")) as accessor:
+            assert values(accessor) == [0, 0]
+        with AsynchronousDataAccessor(MadeBy("points_library", "Point")) as accessor:
+            points = list(accessor)
+        assert all(isinstance(point, library.Point) for point in points)
+        assert [int(point.x) for point in points] == [0, 1]
+    finally:
+        poptorch.registerCustomArgParser(library.Point, None)
+        monkeypatch.delitem(sys.modules, "points_library")
 
 
 def test_dictionaries_come_back_in_the_order_of_the_first() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
@@ -23,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from poptorch._logging import logger
-from poptorch.arg_parsers import registerCustomArgParser
+from poptorch.arg_parsers import register_with, registerCustomArgParser
 from poptorch.data.collating import collate_into
 from poptorch.data.items import ItemStructure
 from poptorch.data.line import Line
@@ -61,8 +63,8 @@ def serve(
     _seed(settings)
     try:
         dataset, parsers = parcel.unpack()
-        for value_type, parser in parsers.items():
-            registerCustomArgParser(value_type, parser)
+        for library, parser in parsers:
+            register_with(library, functools.partial(_register, parser))
         gc.freeze()  # what is there now stays: do not look through all of torch again and again
         Producer(dataset, settings, connection).run()
         _end_workers(dataset)
@@ -74,6 +76,10 @@ def serve(
         with contextlib.suppress(OSError):
             Line(connection).send(Failed(summary, "".join(traceback.format_exception(error))))
         leave_now(1)
+
+
+def _register(parser: bytes) -> None:
+    registerCustomArgParser(*pickle.loads(parser))
 
 
 # --- leaving -----------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ import torch
 
 from poptorch import arg_parsers
 from poptorch._logging import logger
-from poptorch.arg_parsers import ICustomArgParser
 from poptorch.data import background
 from poptorch.data.line import Line
 from poptorch.data.messages import Settings, Stop
@@ -69,7 +68,7 @@ class BackgroundProcess:
         ours, theirs = multiprocessing.Pipe(duplex=True)
         their_lifeline, our_lifeline = multiprocessing.Pipe(duplex=False)
         parcel = Parcel(
-            (dataset, {} if method == "fork" else _picklable_parsers()),
+            (dataset, [] if method == "fork" else _picklable_parsers()),
             on_disk=strategy == SharingStrategy.FileSystem,
         )
         inherited = (ours, our_lifeline) if method == "fork" else ()
@@ -240,16 +239,15 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _picklable_parsers() -> dict[type, ICustomArgParser]:
-    """The user's parsers: they may be registered in code that the new process does not run."""
-    found = {}
+def _picklable_parsers() -> list[tuple[str, bytes]]:
+    """The user's parsers, each with the library of its values: they may be registered in code that the new process
+    does not run. Pickled one by one, so that nothing is imported for values that the data set does not have."""
+    found = []
     for value_type, parser in arg_parsers._parsers.items():
         try:
-            pickle.dumps((value_type, parser))
+            found.append((value_type.__module__.partition(".")[0], pickle.dumps((value_type, parser))))
         except Exception as error:  # noqa: BLE001 - pickling runs user code
             logger.debug("The parser for %s stays in this process: %s", value_type.__name__, error)
-        else:
-            found[value_type] = parser
     return found
 
 

@@ -31,11 +31,12 @@ class _Spy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Bindings:
-    """Looks up callables, remembering the answer for each overload and kind of arguments."""
+_known: dict[Any, Callable[..., Any]] = {}
+"""The answer for each overload and kind of arguments. It belongs to torch, not to a program: found once per process."""
 
-    def __init__(self) -> None:
-        self._known: dict[Any, Callable[..., Any]] = {}
+
+class Bindings:
+    """Looks up callables, and remembers what it found."""
 
     def find(self, node: fx.Node) -> Callable[..., Any]:
         """What to call for this node."""
@@ -47,9 +48,10 @@ class Bindings:
         if target is _VIEW and _layout_may_differ(node.args[0]):
             return torch.reshape
         key = (target, _kinds(node.args), tuple(sorted((k, _kinds((v,))) for k, v in node.kwargs.items())))
-        if key not in self._known:
-            self._known[key] = self._fastest(node)
-        return self._known[key]
+        found = _known.get(key)
+        if found is None:
+            found = _known[key] = self._fastest(node)
+        return found
 
     def _fastest(self, node: fx.Node) -> Callable[..., Any]:
         target: Any = node.target
@@ -161,10 +163,10 @@ def _in_mode(mode: Any, structure: Any) -> Any:
 
 
 def _kinds(values: Any) -> Any:
-    """What argument parsing looks at: which values are tensors, and the Python types of the others."""
+    """What argument parsing looks at: which values are tensors, of which type, and the Python types of the others."""
     if isinstance(values, (list, tuple)):
         return tuple(_kinds(v) for v in values)
     if isinstance(values, fx.Node):
         value = values.meta.get("val")
-        return ("tensor", value.ndim == 0) if isinstance(value, torch.Tensor) else "value"
+        return ("tensor", value.ndim == 0, value.dtype) if isinstance(value, torch.Tensor) else "value"
     return type(values)
