@@ -37,7 +37,9 @@ class Drawn(Dataset[tuple[torch.Tensor, int]]):
         radius = 4 + 4 * torch.rand((), generator=random)
         turn = torch.pi * torch.rand((), generator=random)
         # Four times as many dots as the picture has, then the mean of each 4 x 4: soft edges.
-        dots = torch.stack(torch.meshgrid(*[torch.arange(0.125, SIZE, 0.25)] * 2, indexing="ij")) - middle[:, None, None]
+        dots = (
+            torch.stack(torch.meshgrid(*[torch.arange(0.125, SIZE, 0.25)] * 2, indexing="ij")) - middle[:, None, None]
+        )
         x, y = turn.cos() * dots[0] + turn.sin() * dots[1], turn.cos() * dots[1] - turn.sin() * dots[0]
         if kind == 0:
             inside = x.square() + y.square() < radius.square()

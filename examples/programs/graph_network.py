@@ -6,6 +6,7 @@ around. The loader packs as many graphs as fit into a micro-batch of fixed size,
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -43,7 +44,7 @@ class Network(nn.Module):
         widths = (KINDS, 32, 32, 32)
         self.rounds = nn.ModuleList(
             GINConv(nn.Sequential(nn.Linear(one, other), nn.ReLU(), nn.Linear(other, other)))
-            for one, other in zip(widths, widths[1:], strict=False)
+            for one, other in itertools.pairwise(widths)
         )
         self.head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 

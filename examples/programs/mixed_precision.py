@@ -54,14 +54,14 @@ def train(name: str, half_weights: bool, half_data: bool, loss_scaling: float) -
     if half_weights:
         model.half()  # weights, activations and gradients in float16
     options = poptorch.Options()
-    # Weights that are float32 and data that are float16 are "mixed": products are computed in float16, and updates, which
-    # are much smaller than weights, are added up in float32. With float16 weights, stochastic rounding does not lose
-    # them: it rounds up or down at random, so that small updates count on average.
+    # Weights that are float32 and data that are float16 are "mixed": products are computed in float16, and updates,
+    # which are much smaller than weights, are added up in float32. With float16 weights, stochastic rounding does not
+    # lose them: it rounds up or down at random, so that small updates count on average.
     options.Precision.enableStochasticRounding(half_weights)
     for layer in (0, 2, 4):
         options.anchorTensor(f"gradient {layer}", f"Gradient___layers.{layer}.weight")
-    # The update divides gradients by the loss scaling. Those that are accumulated in float16 are made float32 before that;
-    # otherwise they would vanish after all. (Where weights are float32, they are float32 already.)
+    # The update divides gradients by the loss scaling. Those that are accumulated in float16 are made float32 before
+    # that; otherwise they would vanish after all. (Where weights are float32, they are float32 already.)
     optimizer = poptorch.optim.AdamW(
         model.parameters(), lr=3e-3, eps=1e-12, weight_decay=0.0, loss_scaling=loss_scaling,
         accum_type=torch.float16 if half_weights else torch.float32,

@@ -54,7 +54,9 @@ def compile_only(path: Path) -> None:
     _, training = wrapped(offline=True)
     begun = time.perf_counter()
     # The program alone: weights and optimizer come from whoever loads it.
-    training.compileAndExport(path, torch.zeros(8 * ROWS, 3), torch.zeros(8 * ROWS, dtype=torch.long), export_model=False)
+    training.compileAndExport(
+        path, torch.zeros(8 * ROWS, 3), torch.zeros(8 * ROWS, dtype=torch.long), export_model=False
+    )
     print(f"compiled for {path.stat().st_size / 1024:.0f} KiB in {time.perf_counter() - begun:.1f} s", flush=True)
 
 

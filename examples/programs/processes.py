@@ -1,8 +1,8 @@
 """Several processes: two of them train one model, each on its own part of the data.
 
-Any launcher starts such a job (`torchrun --nproc-per-node 2 processes.py`, `mpirun`, `poprun`). Without one, the program
-starts its two processes itself. Gradients are averaged over the replicas of all processes before each update, so both
-have the same weights all the time, bit for bit, though they never send any. One process with four replicas is the
+Any launcher starts such a job (`torchrun --nproc-per-node 2 processes.py`, `mpirun`, `poprun`). Without one, the
+program starts its two processes itself. Gradients are averaged over the replicas of all processes before each update,
+so both have the same weights all the time, bit for bit, though they never send any. One process with four replicas is the
 same job; only its data come in another order.
 """
 
@@ -61,7 +61,9 @@ def train() -> tuple[Network, list[float]]:
     # The loader gives each process its own part of every epoch.
     loader = poptorch.DataLoader(options, data, batch_size=16)
     losses = []
-    with tqdm(total=EPOCHS * len(loader), disable=not first, desc=f"{options.Distributed.numProcesses} process(es)") as bar:
+    with tqdm(
+        total=EPOCHS * len(loader), disable=not first, desc=f"{options.Distributed.numProcesses} process(es)"
+    ) as bar:
         for _ in range(EPOCHS):
             for marks, quarters in loader:
                 losses.append(training(marks, quarters).mean().item())  # of the replicas of this process

@@ -2,7 +2,8 @@
 
 Everything that a run depends on is in one folder: weights, optimizer, random numbers of the device (there is dropout),
 and the place in the data. The program trains once without an interruption. Then it trains again, and an IPU fails; it
-goes on from the last checkpoint, and arrives at the same weights. The failure is rehearsed: ``POPTORCH_FAULTS`` asks for it.
+goes on from the last checkpoint, and arrives at the same weights. The failure is rehearsed: ``POPTORCH_FAULTS`` asks
+for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sizing with the IPU Model: does a language model fit, how fast would it be, and how should it be divided?
 
-The model has 42 million weights in float16, and none of them exists here: they lie on torch's meta device. The IPU Model
-counts cycles and bytes of what IPUs would run, on one IPU, in pipelines, and as its own advice would have it.
+The model has 42 million weights in float16, and none of them exists here: they lie on torch's meta device. The IPU
+Model counts cycles and bytes of what IPUs would run, on one IPU and in pipelines.
 """
 
 from __future__ import annotations

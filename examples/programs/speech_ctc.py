@@ -92,7 +92,9 @@ def main() -> dict[str, Any]:
         heard = [word(found[row, path], found_lengths[row, path]) for path in range(2)]
         right += heard[0] == said
         if row < 4:
-            print(f"said {said:6} heard {heard[0]:6} ({sure[row, 0].exp():.0%}), or {heard[1]} ({sure[row, 1].exp():.0%})")
+            print(
+                f"said {said:6} heard {heard[0]:6} ({sure[row, 0].exp():.0%}), or {heard[1]} ({sure[row, 1].exp():.0%})"
+            )
     print(f"hears {right / len(spectra):.1%} of new words without a mistake, {time.perf_counter() - begun:.1f} s")
     assert right / len(spectra) > 0.85
     return {"spectrum": spectra[0], "word": word(letters[0], lengths[0]), "losses": losses}

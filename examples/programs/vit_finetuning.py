@@ -37,7 +37,9 @@ def picture(random: torch.Generator) -> tuple[torch.Tensor, int]:
 
 def rows(count: int, random: torch.Generator, kinds: int) -> list[dict[str, Any]]:
     """Pictures, labelled with ten digits or with two kinds of them."""
-    return [{"pixel_values": pixels, "labels": digit % kinds} for pixels, digit in (picture(random) for _ in range(count))]
+    return [
+        {"pixel_values": pixels, "labels": digit % kinds} for pixels, digit in (picture(random) for _ in range(count))
+    ]
 
 
 def learn(
