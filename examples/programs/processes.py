@@ -2,8 +2,8 @@
 
 Any launcher starts such a job (`torchrun --nproc-per-node 2 processes.py`, `mpirun`, `poprun`). Without one, the
 program starts its two processes itself. Gradients are averaged over the replicas of all processes before each update,
-so both have the same weights all the time, bit for bit, though they never send any. One process with four replicas is the
-same job; only its data come in another order.
+so both have the same weights all the time, bit for bit, though they never send any. One process with four replicas is
+the same job; only its data come in another order.
 """
 
 from __future__ import annotations
