@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from typing import Any
 
 import torch
 import transformers
@@ -53,7 +54,8 @@ def arguments(steps: int) -> IPUTrainingArguments:
     )  # fmt: skip
 
 
-def main() -> None:
+def main() -> dict[str, Any]:
+    """Do all of it; returns what the gallery draws."""
     begun = time.perf_counter()
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
@@ -71,6 +73,7 @@ def main() -> None:
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
     # Fine-tuning: a new head on the encoder that was trained.
     classifier = transformers.BertForSequenceClassification(config)
@@ -87,6 +90,7 @@ def main() -> None:
     print(f"tells {right:.1%} of new sentences apart, {time.perf_counter() - begun:.1f} s")
     assert after < before - 0.1
     assert right > 0.85
+    return {"losses": losses, "words": language.bert.embeddings.word_embeddings.weight.detach()}
 
 
 if __name__ == "__main__":

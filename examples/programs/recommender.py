@@ -7,6 +7,7 @@ says whether that will be liked. Embeddings are on the first IPU, the rest of th
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,7 +49,8 @@ class Recommender(nn.Module):
         return score, nn.functional.binary_cross_entropy_with_logits(score, liked)
 
 
-def main() -> None:
+def main() -> dict[str, Any]:
+    """Do all of it; returns what the gallery draws."""
     begun = time.perf_counter()
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
@@ -68,6 +70,7 @@ def main() -> None:
     right = ((inference(history, film) > 0) == liked.bool()).float().mean().item()
     print(f"{right:.1%} of new recommendations are right, {time.perf_counter() - begun:.1f} s")
     assert right > 0.75
+    return {"films": model.film.weight.detach(), "kinds": KINDS}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Training that is interrupted in the middle of an epoch goes on with the same bits.
+"""Training that a device interrupts in the middle of an epoch goes on with the same bits.
 
 Everything that a run depends on is in one folder: weights, optimizer, random numbers of the device (there is dropout),
-and the place in the data. The program trains once without an interruption and once with one, and compares.
+and the place in the data. The program trains once without an interruption. Then it trains again, and an IPU fails; it
+goes on from the last checkpoint, and arrives at the same weights. The failure is rehearsed: ``POPTORCH_FAULTS`` asks
+for it.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +22,8 @@ from tqdm import tqdm
 import poptorch
 from poptorch.integrations.checkpoint import load_checkpoint, save_checkpoint
 
-EPOCHS, STOP_AT = 3, 13
+EPOCHS, CALLS_BETWEEN_CHECKPOINTS = 3, 5
+FAULT = "ipu_reset: call=23"
 
 
 class Spiral(nn.Module):
@@ -65,35 +70,48 @@ class Run:
         save_checkpoint(folder, self.training, self.optimizer, epoch=self.epoch)
         torch.save(self.data.state_dict(), folder / "data.pt")
 
-    def go(self, name: str, calls: int | None = None) -> float:
-        """Train to the end, or for so many calls; returns the last loss."""
-        done, loss = 0, torch.zeros(())
+    def go(self, name: str, folder: Path | None = None) -> list[float]:
+        """Train to the end, with a checkpoint now and then; returns the losses."""
+        losses = []
         with tqdm(total=EPOCHS * len(self.data), desc=name, initial=self.epoch * len(self.data)) as bar:
             while self.epoch < EPOCHS:
                 for points, arms in self.data:
                     _, loss = self.training(points, arms)
-                    done += 1
+                    losses.append(loss.item())
                     bar.update()
-                    if done == calls:
-                        return loss.item()
+                    if folder is not None and len(losses) % CALLS_BETWEEN_CHECKPOINTS == 0:
+                        self.save(folder)
                 self.epoch += 1
-        return loss.item()
+        return losses
 
 
-def main() -> None:
+def main() -> dict[str, Any]:
+    """Train without a failure and with one; returns what the gallery draws."""
     begun = time.perf_counter()
     whole = Run()
-    expected = whole.go("without an interruption")
+    expected = whole.go("without a failure")
     with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        os.environ["POPTORCH_FAULTS"] = FAULT
         first = Run()
-        first.go("before the interruption", STOP_AT)
-        first.save(Path(temporary))
-        second = Run(Path(temporary))
-        found = second.go("after the interruption")
+        try:
+            first.go("until an IPU fails", folder)
+        except poptorch.RecoverableError as error:
+            # The error says what would help: a reset of IPUs, of the partition, or of all.
+            print(f"{error.type}: {error.recovery_action}")
+        finally:
+            first.training.destroy()  # gives the IPUs back
+            del os.environ["POPTORCH_FAULTS"]
+        second = Run(folder)
+        found = second.go("from the last checkpoint", folder)
     same = all(map(torch.equal, whole.model.state_dict().values(), second.model.state_dict().values()))
-    print(f"losses {expected:.6f} and {found:.6f}; the weights have the same bits: {same}")
+    print(f"went on at call {len(expected) - len(found)} of {len(expected)}")
+    print(f"losses {expected[-1]:.6f} and {found[-1]:.6f}; the weights have the same bits: {same}")
     print(f"{time.perf_counter() - begun:.1f} s")
     assert same
+    assert expected[-len(found) :] == found
+    assert expected[-1] < expected[0] / 2
+    return {"expected": expected, "found": found}
 
 
 if __name__ == "__main__":

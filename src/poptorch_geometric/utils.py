@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch_geometric.data
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
@@ -15,8 +16,37 @@ from poptorch.executor.wrapping import inferenceModel, trainingModel
 from poptorch.optim import Adam
 from poptorch.options import Options
 from poptorch_geometric.common import DataBatch, HeteroDataBatch
+from poptorch_geometric.levels import Level, kinds_of
 
-__all__ = ["DataBatch", "HeteroDataBatch", "TrainingStepper", "set_aggregation_dim_size"]
+__all__ = ["AttributeTypeCache", "DataBatch", "HeteroDataBatch", "TrainingStepper", "set_aggregation_dim_size"]
+
+
+class AttributeTypeCache:
+    """Remembers which attributes of graphs have a row for each node or edge, as loaders of release 3.2 did.
+
+    What the first graph says of a name counts for all that follow. ``store_key`` is a type of a graph with types.
+
+    >>> graph = torch_geometric.data.Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    >>> cache = AttributeTypeCache()
+    >>> cache.is_node_attr(graph, "x"), cache.is_edge_attr(graph, "x")
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[tuple[Any, str], Level] = {}
+
+    def is_node_attr(self, graph: Any, name: str, store_key: Any = None) -> bool:
+        """Whether there is a row for each node."""
+        return self._level(graph, name, store_key) is Level.NODE
+
+    def is_edge_attr(self, graph: Any, name: str, store_key: Any = None) -> bool:
+        """Whether there is a row, or for ``edge_index`` a column, for each edge."""
+        return self._level(graph, name, store_key) is Level.EDGE
+
+    def _level(self, graph: Any, name: str, store_key: Any) -> Level:
+        if (store_key, name) not in self._levels:
+            self._levels[store_key, name] = kinds_of([graph], {})[store_key].levels[name]
+        return self._levels[store_key, name]
 
 
 def set_aggregation_dim_size(model: nn.Module, dim_size: int) -> None:

@@ -21,6 +21,7 @@ from poptorch_geometric import (
 from poptorch_geometric.batch_sampler import FixedBatchSampler, make_fixed_batch_generator
 from poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
 from poptorch_geometric.stream_packing_sampler import StreamPackingSampler
+from poptorch_geometric.utils import AttributeTypeCache
 from pyg_graphs import dataset, graph, hetero
 
 Pad, Pack = FixedSizeStrategy.PadToMax, FixedSizeStrategy.StreamPack
@@ -228,6 +229,10 @@ def test_the_names_of_release_3_2() -> None:
     assert {batch.num_nodes for batch in custom} == {29}
     with pytest.raises(AssertionError, match="`num_nodes` belongs to the loader"):
         dataloader.CustomFixedSizeDataLoader(data, collater_args={"num_nodes": 3})
+    cache = AttributeTypeCache()
+    assert cache.is_node_attr(data[0], "x")
+    assert cache.is_edge_attr(data[0], "edge_index")
+    assert not cache.is_node_attr(data[0], "edge_index")
     sampler = FixedBatchSampler(data, 4, 28, 60, sampler=range(20))
     batches = list(make_fixed_batch_generator(sampler))
     assert {(b.num_graphs, b.num_nodes, b.num_edges) for b in batches} == {(5, 29, 61)}

@@ -18,6 +18,12 @@ from poptorch.options import Options, TensorLocationSettings
 
 FILE_NAME = "ipu_config.json"
 
+_COUNTS = (
+    "replication_factor", "gradient_accumulation_steps", "device_iterations", "projection_serialization_factor",
+    "embedding_serialization_factor",
+)  # fmt: skip
+"""Numbers from 1 on; most of them have a partner for inference."""
+
 _EXPLAINED = {
     "optimum_version": "says who wrote the file",
     "transformers_version": "says who wrote the file",
@@ -27,20 +33,19 @@ _EXPLAINED = {
     "enable_half_first_order_momentum": "pass first_order_momentum_accum_type to an optimizer of poptorch.optim",
     "use_popdist": "processes are found by their environment",
     "execute_encoder_on_cpu_for_generation": "encoders run as all else does",
+    "log_insertions": "the log of a compilation (level DEBUG) names the blocks",
+    "sharded_execution_for_inference": "inference on several IPUs is a pipeline; inference_layers_per_ipu=[-1] is one IPU",
+    "synthetic_data": "data always come from the program",
 }
 """Keys of existing files that have no effect here, and why."""
 
 _UNSUPPORTED = {
-    "embedding_serialization_factor": 1,
-    "inference_embedding_serialization_factor": 1,
-    "projection_serialization_factor": 1,
-    "inference_projection_serialization_factor": 1,
     "serialized_embedding_splits_per_ipu": None,
     "inference_serialized_embedding_splits_per_ipu": None,
     "serialized_projection_splits_per_ipu": None,
     "inference_serialized_projection_splits_per_ipu": None,
 }
-"""Keys that cut a large embedding to save memory: accepted with the value that cuts nothing."""
+"""Keys that spread the pieces of a large embedding over IPUs: accepted with the value that cuts nothing."""
 
 
 @dataclass
@@ -61,6 +66,12 @@ class IPUConfig:
         auto_loss_scaling: Let the loss scale follow the gradients.
         matmul_proportion: Share of an IPU's memory for products: one for all IPUs, or a list.
         inference_matmul_proportion: The same for inference.
+        projection_serialization_factor: Compute the product of a language model's head, which has a column for each
+            word, in so many pieces: this takes less memory at a time. It must divide the number of words.
+        inference_projection_serialization_factor: The same for inference; by default as in training.
+        embedding_serialization_factor: What older files say instead: it counts for the head where the factor of the
+            projection is 1. Looking up words needs no pieces.
+        inference_embedding_serialization_factor: The same for inference; by default as in training.
         enable_half_partials: Add up products of half precision in half precision.
         executable_cache_dir: Where compiled programs are kept.
         optimizer_state_offchip: Keep the state of the optimizer outside of the IPUs.
@@ -87,6 +98,10 @@ class IPUConfig:
     auto_loss_scaling: bool = False
     matmul_proportion: float | list[float] | None = None
     inference_matmul_proportion: float | list[float] | None = None
+    projection_serialization_factor: int = 1
+    inference_projection_serialization_factor: int | None = None
+    embedding_serialization_factor: int = 1
+    inference_embedding_serialization_factor: int | None = None
     enable_half_partials: bool = False
     executable_cache_dir: str = ""
     optimizer_state_offchip: bool = False
@@ -97,9 +112,11 @@ class IPUConfig:
     profile_dir: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("replication_factor", "gradient_accumulation_steps", "device_iterations"):
+        for name in _COUNTS:
             for key in (name, f"inference_{name}"):
                 value = getattr(self, key, 1)
+                if value is None and key != name:
+                    continue  # as in training
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     raise ValueError(f"IPUConfig: {key} must be a positive integer, not {value!r}")
         self._check_ipus(self.layers_per_ipu, self.ipus_per_replica, "layers_per_ipu")
@@ -130,7 +147,8 @@ class IPUConfig:
             elif key in _UNSUPPORTED:
                 if value not in (_UNSUPPORTED[key], None):
                     raise createPoptorchError(
-                        f"{FILE_NAME}: {key}={value!r} is not supported. Leave it out: embeddings are not cut."
+                        f"{FILE_NAME}: {key}={value!r} is not supported: an embedding is on one IPU. Leave it out; "
+                        "projection_serialization_factor cuts the product that needs most memory."
                     )
             elif key in _EXPLAINED:
                 logger.info("%s: %s has no effect: %s", FILE_NAME, key, _EXPLAINED[key])
@@ -181,6 +199,19 @@ class IPUConfig:
                 "the IPU that takes what is left."
             )
         return [left if count == -1 else count for count in wanted]
+
+    def pieces_of_head(self, training: bool) -> int:
+        """In how many pieces the product of a language model's head is computed.
+
+        >>> IPUConfig(embedding_serialization_factor=4, inference_projection_serialization_factor=2).pieces_of_head(True)
+        4
+        """
+        for name in ("projection_serialization_factor", "embedding_serialization_factor"):
+            of_inference: int | None = None if training else getattr(self, f"inference_{name}")
+            pieces: int = getattr(self, name) if of_inference is None else of_inference
+            if pieces > 1:
+                return pieces
+        return 1
 
     def rows_per_update(self, micro_batch: int) -> int:
         """Rows of the data set behind each update of the weights."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from poptorch._logging import logger
+from poptorch.enums import MatMulSerializationMode
 from poptorch.errors import createPoptorchError
 from poptorch.integrations.transformers.config import IPUConfig
-from poptorch.ops import recomputationCheckpoint
+from poptorch.ops import recomputationCheckpoint, serializedMatMul
 from poptorch.placement.blocks import BeginBlock, without_blocks
 
 
@@ -47,7 +50,30 @@ def placed(model: nn.Module, config: IPUConfig, training: bool) -> Iterator[None
         if training and config.recompute_checkpoint_every_layer:
             for layer in layers_of(model):
                 undo.callback(layer.register_forward_hook(_keep_output).remove)
+        if (pieces := config.pieces_of_head(training)) > 1 and (head := _head_of(model, pieces)) is not None:
+            undo.callback(head.register_forward_hook(functools.partial(_in_pieces, pieces)).remove)
         yield
+
+
+def _head_of(model: nn.Module, pieces: int) -> nn.Linear | None:
+    """The layer of a language model that has a column for each word; other heads are small."""
+    ask = getattr(model, "get_output_embeddings", None)
+    head = None if ask is None else ask()
+    if not isinstance(head, nn.Linear):
+        logger.info("%s has no head with words: it is not computed in %d pieces.", type(model).__name__, pieces)
+        return None
+    if head.out_features % pieces:
+        raise createPoptorchError(
+            f"projection_serialization_factor={pieces} does not divide the {head.out_features} words of "
+            f"{type(model).__name__}. Choose another one, or call model.resize_token_embeddings()."
+        )
+    return head
+
+
+def _in_pieces(pieces: int, head: nn.Linear, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """The same product in pieces; nobody needs ``output`` any more, so it leaves the program."""
+    product = serializedMatMul(inputs[0], head.weight.T, MatMulSerializationMode.OutputChannels, pieces)
+    return product if head.bias is None else product + head.bias
 
 
 def _begin_blocks(model: nn.Module, layers: list[nn.Module], counts: list[int]) -> None:
