@@ -20,7 +20,7 @@ from poptorch.capture.refusals import check_model
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.request import is_offline, resolved_copy
-from poptorch.errors import Error, createPoptorchError
+from poptorch.errors import DeviceMoveError, Error, NestedModelError, NotCompiledError, createPoptorchError, misuse
 from poptorch.executor import instrumentation, saving
 from poptorch.executor.callbacks import Callback, Callbacks
 from poptorch.executor.host_weights import HostWeights, Newest, ids_of
@@ -41,7 +41,7 @@ from poptorch.profiling.trace import SpanKind
 
 _OFFLINE = (
     ": options.useOfflineIpuTarget() compiles without one. Export the model with compileAndExport(), or leave the "
-    "option out to run it here."
+    "option out to run it here. [PT1013]"
 )
 
 
@@ -192,8 +192,9 @@ class PoplarExecutor(Inside):
 
     def _compiled(self) -> Session:
         if self._session is None:
-            raise createPoptorchError(
-                "Model has not been compiled or has been destroyed. Call it, or its compile(), with arguments first."
+            raise misuse(
+                NotCompiledError,
+                "Model has not been compiled or has been destroyed. Call it, or its compile(), with arguments first.",
             )
         return self._session
 
@@ -217,9 +218,10 @@ class PoplarExecutor(Inside):
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> BoundCall:
         if ambient.current() is not None:
-            raise createPoptorchError(
+            raise misuse(
+                NestedModelError,
                 "A wrapped model was called inside the forward() of another one while that is compiled. Call the "
-                "plain module there (the wrapped one's .model): it becomes part of the outer program."
+                "plain module there (the wrapped one's .model): it becomes part of the outer program.",
             )
         call = self._signature.bind(args, kwargs)
         if self._traced:
@@ -388,8 +390,9 @@ class PoplarExecutor(Inside):
 
     def cuda(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the model runs on virtual IPUs."""
-        raise createPoptorchError(
-            "The model runs on virtual IPUs, which use the CPU: leave out .cuda(), for the model and for its inputs."
+        raise misuse(
+            DeviceMoveError,
+            "The model runs on virtual IPUs, which use the CPU: leave out .cuda(), for the model and for its inputs.",
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Any:

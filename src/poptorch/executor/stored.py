@@ -16,7 +16,7 @@ from poptorch.capture.arguments import BoundCall
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.encoding import from_plain
 from poptorch.enums import ConnectionType
-from poptorch.errors import Error, createPoptorchError
+from poptorch.errors import Error, FileFormatError, createPoptorchError, misuse
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity
 from poptorch.ops.custom import registry
@@ -68,7 +68,7 @@ class StoredExecutable:
     def __init__(self, filename: str) -> None:
         self.file = File(filename)
         if "metadata" not in self.file:
-            raise createPoptorchError(f"Invalid file {filename}: it does not contain Poptorch metadata")
+            raise misuse(FileFormatError, f"Invalid file {filename}: it does not contain Poptorch metadata")
         found = self.file.json("metadata")
         with self.file.reading("metadata"):
             self.metadata = _Metadata.of(found)
@@ -105,7 +105,7 @@ class StoredExecutable:
             with self.file.reading("inputs"):
                 return _bound(stored, from_plain(stored["call"], tensors))
         if "pickled inputs" not in self.file:
-            raise createPoptorchError(f"Invalid file {self.name}: Executable inputs are missing")
+            raise misuse(FileFormatError, f"Invalid file {self.name}: Executable inputs are missing")
         if not trusted:
             raise createPoptorchError(
                 f"The arguments that {self.name} was compiled for include objects that only pickle can restore, "

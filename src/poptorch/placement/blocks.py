@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from poptorch import ambient
-from poptorch.errors import createPoptorchError
+from poptorch.errors import BlockTwiceError, createPoptorchError, misuse
 from poptorch.placement.strategies import BlockId, ExecutionStrategy, PipelinedExecution
 
 P = ParamSpec("P")
@@ -257,10 +257,11 @@ def BeginBlock(layer_to_call: Any, user_id: BlockId | None = None, ipu_id: int |
             )
         return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
     if _hooks_of(layer_to_call):
-        raise createPoptorchError(
+        raise misuse(
+            BlockTwiceError,
             f"module has already been assigned to a block: {type(layer_to_call).__name__} carries "
             f"{layer_to_call._forward_pre_hooks[_hooks_of(layer_to_call)[0]]!r}. "
-            "Call poptorch.removeBlocks(module) before annotating it again."
+            "Call poptorch.removeBlocks(module) before annotating it again.",
         )
     BlockHook(user_id, ipu_id).attach(layer_to_call)
     return layer_to_call
