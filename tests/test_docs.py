@@ -26,7 +26,7 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_pat
     pages.run(page)
 
 
-@pytest.mark.parametrize("name", ["generate_compatibility.py", "generate_reference.py"])
+@pytest.mark.parametrize("name", ["generate_compatibility.py", "generate_reference.py", "generate_error_catalogue.py"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     script = ROOT / "scripts" / name
     done = preloaded.run([script, "--check"])
