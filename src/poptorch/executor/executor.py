@@ -21,7 +21,7 @@ from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.request import is_offline, resolved_copy
 from poptorch.errors import DeviceMoveError, Error, NestedModelError, NotCompiledError, createPoptorchError, misuse
-from poptorch.executor import instrumentation, saving
+from poptorch.executor import eager_loop, instrumentation, saving
 from poptorch.executor.callbacks import Callback, Callbacks
 from poptorch.executor.host_weights import HostWeights, Newest, ids_of
 from poptorch.executor.inside import Inside
@@ -35,6 +35,7 @@ from poptorch.executor.turns import Turns, in_turn
 from poptorch.frames import warn_user
 from poptorch.options import Options
 from poptorch.placement import counting
+from poptorch.placement.blocks import forget_compiled, note_compiled
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
 from poptorch.profiling.trace import SpanKind
@@ -170,6 +171,8 @@ class PoplarExecutor(Inside):
             raise AttributeError(what, name=name, obj=self) from error
         if not self._training and isinstance(value, nn.Parameter):
             return self._weights.shown(value)
+        if name in eager_loop.TYPE_CHANGES and self._session is not None:
+            eager_loop.told_of_type_change(name)
         return value
 
     def __repr__(self) -> str:
@@ -234,6 +237,7 @@ class PoplarExecutor(Inside):
         self._weights.fetch_newer()
         with self._trace.span(SpanKind.COMPILE):
             self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        note_compiled(self._user_model)
         if self._callbacks is not None:
             self._callbacks.compiled(self._session)
         return self._session
@@ -266,6 +270,7 @@ class PoplarExecutor(Inside):
                 self._wrapped.link.disconnect()
             session.release()
             self._session = None
+            forget_compiled(self._user_model)
             if self._callbacks is not None:
                 self._callbacks.ended()
         if not self._training:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+
+from poptorch.frames import warn_user
 
 _PLAIN = (bool, int, float, str, type(None))
 _EACH_CALL = 128
@@ -67,20 +68,16 @@ class FrozenAttributes:
         others = [change for change in changed if change not in modes]
         if modes:
             before = "train" if modes[0][1] else "eval"
-            warnings.warn(
+            warn_user(
                 f"{_listed(modes)} after the model was compiled in {before} mode. This executor goes on in that mode: "
                 "dropout and norms are part of the program. Call train() or eval() before the model is compiled, "
                 "and wrap it once for each mode.",
-                UserWarning,
-                stacklevel=2,
             )
         if others:
-            warnings.warn(
+            warn_user(
                 f"{_listed(others)} after the model was compiled. This has no effect: plain attributes are constants "
                 "of the program. Call destroy() on the executor and wrap the model again; or pass "
                 "the value as an argument of forward(), or keep it in a buffer, which copyWeightsToDevice() sends.",
-                UserWarning,
-                stacklevel=2,
             )
 
 
