@@ -56,12 +56,16 @@ scaling: $(VENV)/ready-report  ## cost against batch size, depth and micro-batch
 docs: $(VENV)/ready-docs  ## the documentation, as a site in site/
 	@$(BIN)/python scripts/generate_compatibility.py --check
 	@$(BIN)/python scripts/generate_reference.py --check
+	@$(BIN)/python scripts/generate_error_catalogue.py --check
+	@$(BIN)/python scripts/generate_operations_table.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 compatibility: $(VENV)/ready  ## write what of the documentation is made from the code
 	@$(BIN)/python scripts/generate_compatibility.py
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python scripts/generate_error_catalogue.py
+	@$(BIN)/python scripts/generate_operations_table.py
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) site build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -162,7 +162,7 @@ NOTES: tuple[Note, ...] = (
         "Run one after the other on an IPU.",
         "So they do for an IPU: in the program, the ideal schedule, the stash and the costs. The host computes small "
         "ones several at a time where nothing can tell but the last digits (`POPTORCH_GROUP`, "
-        "[groups](parallel.md#groups-of-micro-batches)).",
+        "[groups](host-parallelism.md#groups-of-micro-batches)).",
     ),
     Note(
         "partial sums",

@@ -17,6 +17,11 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PROGRAMS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py")
 """The demo has tests of its own, which run it and read what it shows."""
 
+GENERATORS = sorted(
+    f"generate_{what}.py" for what in ("compatibility", "reference", "error_catalogue", "operations_table")
+)
+"""The scripts whose pages must be what they would write; each is a run with --check."""
+
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -26,7 +31,7 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_pat
     pages.run(page)
 
 
-@pytest.mark.parametrize("name", ["generate_compatibility.py", "generate_reference.py"])
+@pytest.mark.parametrize("name", GENERATORS)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     script = ROOT / "scripts" / name
     done = preloaded.run([script, "--check"])

@@ -32,6 +32,7 @@ FOUNDATION = (
     "figures",
     "_logging",
     "errors",
+    "error_catalogue",
     "enums",
     "ambient",
     "environment",

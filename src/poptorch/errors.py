@@ -3,10 +3,14 @@
 ``Error`` covers both sides. :func:`createPoptorchError` builds the Python-side kind, for misuse of the API;
 :func:`backend_error` the kind raised while a program is compiled, loaded or run, which also knows its
 *context*: the steps that were under way, as named by :func:`error_context`.
+
+Each message ends with a code such as ``[PT1002]``, by which the catalogue tells the cause and the cure. The commonest
+errors have classes of their own, which know their codes; all others have the code of the part that raises them.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +26,42 @@ ERROR_LOG = "poptorch_error.log"
 """Where a message that is too long for a terminal goes, in the current directory."""
 
 MAX_MESSAGE_LINES = 80
+
+PART_CODES = {
+    "poptorch": "PT0000",
+    "poptorch_geometric": "PT7000",
+    "popdist": "PT9000",
+    "poptorch.arg_parsers": "PT1000",
+    "poptorch.autocasting": "PT3000",
+    "poptorch.capture": "PT2000",
+    "poptorch.compat": "PT5000",
+    "poptorch.compiler": "PT4000",
+    "poptorch.data": "PT7000",
+    "poptorch.devices": "PT8000",
+    "poptorch.distributed": "PT9000",
+    "poptorch.environment": "PT3000",
+    "poptorch.executable": "PT8000",
+    "poptorch.executor": "PT1000",
+    "poptorch.executor.caching": "PT8000",
+    "poptorch.executor.job": "PT9000",
+    "poptorch.executor.optimizer_link": "PT6000",
+    "poptorch.executor.saving": "PT8000",
+    "poptorch.executor.stored": "PT8000",
+    "poptorch.executor.target": "PT8000",
+    "poptorch.experimental": "PT1000",
+    "poptorch.host": "PT8000",
+    "poptorch.ops": "PT5000",
+    "poptorch.optim": "PT6000",
+    "poptorch.options": "PT3000",
+    "poptorch.placement": "PT4000",
+    "poptorch.program": "PT4000",
+    "poptorch.replicas": "PT5000",
+    "poptorch.runtime": "PT9000",
+    "poptorch.schedule": "PT4000",
+}
+"""The code of an error without a class of its own: that of the longest module name which its module begins with."""
+
+_CODE = re.compile(r" \[(PT\d{4})\]$")
 
 RECOVERY_ACTIONS = ("IPU_RESET", "PARTITION_RESET", "FULL_RESET")
 
@@ -43,6 +83,9 @@ class Error(Exception):
     location: str
     """What was going on, innermost first, one numbered line each; empty for errors of the Python side."""
 
+    code: str = ""
+    """What the catalogue lists it under, for instance ``PT1002``; empty for errors that other code makes."""
+
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.message = str(args[0]) if args else ""
@@ -57,6 +100,7 @@ class RecoverableError(Error):
     and its links) or ``FULL_RESET`` (power cycle).
     """
 
+    code = "PT9001"
     recovery_action: str
 
     def __init__(self, *args: object) -> None:
@@ -66,6 +110,206 @@ class RecoverableError(Error):
 
 class UnrecoverableError(Error):
     """A persistent failure of the device: take the system out of service."""
+
+    code = "PT9002"
+
+
+class NotCompiledError(Error):
+    """Something is asked of a program that does not exist yet, or not any more."""
+
+    code = "PT1001"
+
+
+class ShapeMismatchError(Error):
+    """An argument has another shape than in the first call."""
+
+    code = "PT1002"
+
+
+class DataTypeMismatchError(Error):
+    """A tensor has another type of elements than in the first call."""
+
+    code = "PT1004"
+
+
+class ValueMismatchError(Error):
+    """An argument that is no tensor has another value than in the first call."""
+
+    code = "PT1005"
+
+
+class ArgumentsError(Error):
+    """Arguments are missing, too many, or of other kinds than in the first call."""
+
+    code = "PT1006"
+
+
+class BackwardCallError(Error):
+    """``backward()`` was called on what a wrapped model returned."""
+
+    code = "PT1007"
+
+
+class DeviceMoveError(Error):
+    """A wrapped model was moved to a device."""
+
+    code = "PT1008"
+
+
+class NestedModelError(Error):
+    """A wrapped model was called inside of the ``forward`` of another one."""
+
+    code = "PT1009"
+
+
+class InputTypeError(Error):
+    """A tensor of a type, layout or device that no program takes."""
+
+    code = "PT1011"
+
+
+class ModelChangedError(Error):
+    """Parameters, buffers or modules were changed after the model was compiled."""
+
+    code = "PT1012"
+
+
+class LossMissingError(Error):
+    """A training model computes no loss."""
+
+    code = "PT2001"
+
+
+class SeveralLossesError(Error):
+    """A training model computes several losses, and none of them is the last."""
+
+    code = "PT2002"
+
+
+class ReassignedError(Error):
+    """``forward`` replaces a parameter or buffer instead of writing to it."""
+
+    code = "PT2004"
+
+
+class HostValueError(Error):
+    """``forward`` needs the values of a tensor where only the device knows them."""
+
+    code = "PT2005"
+
+
+class ModuleTypeError(Error):
+    """A module that cannot be wrapped."""
+
+    code = "PT2006"
+
+
+class NothingToComputeError(Error):
+    """A model without an operation that depends on its inputs."""
+
+    code = "PT2007"
+
+
+class UnknownOptionError(Error):
+    """A setting that does not exist."""
+
+    code = "PT3002"
+
+
+class NoBlockError(Error):
+    """An operation is in no block, or in one without an IPU."""
+
+    code = "PT4001"
+
+
+class TooManyIpusError(Error):
+    """More IPUs than one process can have."""
+
+    code = "PT4002"
+
+
+class IpuCountError(Error):
+    """A number of IPUs that is no power of two."""
+
+    code = "PT4003"
+
+
+class PipelineTooShortError(Error):
+    """Too few micro-batches to fill a pipeline."""
+
+    code = "PT4004"
+
+
+class AccumulationError(Error):
+    """Gradient accumulation for a model that is not trained."""
+
+    code = "PT4005"
+
+
+class StageOrderError(Error):
+    """A stage of a pipeline needs a value of a later one."""
+
+    code = "PT4006"
+
+
+class UnknownTensorError(Error):
+    """An inner tensor was asked for by a name that the program does not have."""
+
+    code = "PT4007"
+
+
+class BlockTwiceError(Error):
+    """A module was put into a second block."""
+
+    code = "PT4008"
+
+
+class OptimizerReplacementError(Error):
+    """A new optimizer for which a compiled program would have to be another one."""
+
+    code = "PT6001"
+
+
+class ForeignOptimizerError(Error):
+    """An optimizer for the parameters of another model."""
+
+    code = "PT6002"
+
+
+class OptimizerTypeError(Error):
+    """Something that is no optimizer, in the place of one."""
+
+    code = "PT6003"
+
+
+class DatasetTooSmallError(Error):
+    """A data set with fewer rows than the processes of a job take in one call."""
+
+    code = "PT7001"
+
+
+class LoaderStartError(Error):
+    """The background process of a data loader did not start."""
+
+    code = "PT7002"
+
+
+class DeviceBusyError(Error):
+    """All suitable IPUs are in use, or there are none."""
+
+    code = "PT8001"
+
+
+class FileFormatError(Error):
+    """A file that is no exported model, is damaged, or comes from another release."""
+
+    code = "PT8002"
+
+
+class FileAccessError(Error):
+    """A file that cannot be opened, read or written."""
+
+    code = "PT8003"
 
 
 class IndexOutOfRange(IndexError, RuntimeError):
@@ -115,9 +359,49 @@ def createPoptorchError(msg: str) -> Error:
     ...
     poptorch.errors.Error: 'poptorch_py_error': call compile() first
     """
-    message = _short(msg)
-    error = Error(f"'poptorch_py_error': {message}")
-    error.message = message
+    return _misuse(Error, msg, _part_code(sys._getframe(1).f_globals.get("__name__", "")))
+
+
+def misuse(kind: type[_SomeError], message: str) -> _SomeError:
+    """Build the error of a class of its own for a wrong use of the Python API.
+
+    >>> misuse(NotCompiledError, "call compile() first")
+    NotCompiledError("'poptorch_py_error': call compile() first [PT1001]")
+    """
+    return _misuse(kind, message, kind.code)
+
+
+def coded(message: str, code: str) -> str:
+    """The text of an error with its code at the end, for those that are no :class:`Error` by contract.
+
+    >>> coded("the batch does not divide", "PT1003"), coded("once [PT2001]", "PT1003")
+    ('the batch does not divide [PT1003]', 'once [PT2001]')
+    """
+    return f"{message} [{code}]" if code and _CODE.search(message) is None else message
+
+
+def code_of(error: BaseException) -> str:
+    """The code at the end of the message of an error; empty if it has none.
+
+    >>> code_of(AssertionError("the batch does not divide [PT1003]")), code_of(KeyError("x"))
+    ('PT1003', '')
+    """
+    found = _CODE.search(error.message if isinstance(error, Error) else str(error))
+    return found[1] if found is not None else ""
+
+
+def _part_code(module: str) -> str:
+    """The code of the part that a module belongs to; empty for a module of somebody else, and for this one."""
+    name = "" if module == __name__ else module
+    while name and name not in PART_CODES:
+        name = name.rpartition(".")[0]
+    return PART_CODES.get(name, "")
+
+
+def _misuse(kind: type[_SomeError], text: str, code: str) -> _SomeError:
+    message = coded(_short(text), code)
+    error = kind(f"'poptorch_py_error': {message}")
+    error.message, error.code = message, code_of(AssertionError(message))
     return error
 
 
@@ -129,19 +413,21 @@ def add_to_message(error: Error, text: str) -> None:
     >>> str(error), error.message
     ("'poptorch_py_error': no such tensor. (at model.py:3)", 'no such tensor. (at model.py:3)')
     """
-    longer = error.message + text
+    said, code = _CODE.sub("", error.message), code_of(error)
+    longer = coded(said + text, code)
     first, *rest = error.args
     error.args = (str(first).replace(error.message, longer, 1), *rest)
     error.message = longer
 
 
-def backend_error(message: str, origin: str = "poptorch_cpp_error") -> Error:
+def backend_error(message: str, origin: str = "poptorch_cpp_error", kind: type[Error] = Error) -> Error:
     """Build the error for a failure while compiling, loading or running; ``origin`` becomes its ``type``.
 
     >>> str(backend_error("no such op")).endswith("'poptorch_cpp_error': no such op")
     True
     """
-    return _described(Error, message, origin, _raised_at())
+    code = kind.code or _part_code(sys._getframe(1).f_globals.get("__name__", ""))
+    return _described(kind, message, origin, _raised_at(), code=code)
 
 
 def recoverable_error(
@@ -156,7 +442,7 @@ def recoverable_error(
         known = ", ".join(RECOVERY_ACTIONS)
         raise ValueError(f"Unknown recovery action {recovery_action!r}; use one of {known}")
     note = f"Recovery action required: {recovery_action}"
-    error = _described(RecoverableError, message, origin, _raised_at(), note)
+    error = _described(RecoverableError, message, origin, _raised_at(), note, code=RecoverableError.code)
     error.recovery_action = recovery_action
     return error
 
@@ -167,17 +453,17 @@ def unrecoverable_error(message: str, origin: str = "poplar_unrecoverable_runtim
     >>> unrecoverable_error("tile memory parity").type
     'poplar_unrecoverable_runtime_error'
     """
-    return _described(UnrecoverableError, message, origin, _raised_at())
+    return _described(UnrecoverableError, message, origin, _raised_at(), code=UnrecoverableError.code)
 
 
-def _described(kind: type[_SomeError], message: str, origin: str, raised_at: str, *notes: str) -> _SomeError:
-    message = _short(message)
+def _described(kind: type[_SomeError], text: str, origin: str, raised_at: str, *notes: str, code: str) -> _SomeError:
+    message = coded(_short(text), code)
     location = "\n".join(f"  [{depth}] {name}" for depth, name in enumerate(reversed(_contexts.names)))
     lines = [f"In {raised_at}: '{origin}': {message}", *notes]
     if location:
         lines += ["Error raised in:", location]
     error = kind("\n".join(lines))
-    error.message, error.type, error.location = message, origin, location
+    error.message, error.type, error.location, error.code = message, origin, location, code_of(AssertionError(message))
     return error
 
 

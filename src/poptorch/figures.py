@@ -3,6 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
+
+
+class Shown:
+    """Something whose text is a table or a program: notebooks show it in columns, too.
+
+    >>> class Table(Shown):
+    ...     def __str__(self):
+    ...         return "a < b"
+    >>> Table()._repr_html_()
+    '<pre style="line-height: 1.25">a &lt; b</pre>'
+    """
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="line-height: 1.25">{escape(str(self), quote=False)}</pre>'
+
+
+class Drawing(str):
+    """A drawing in letters, which notebooks show as a picture.
+
+    >>> drawing = Drawing.of("IPU0 | 0F", "<svg></svg>")
+    >>> drawing, drawing._repr_html_()
+    ('IPU0 | 0F', '<svg></svg>')
+    """
+
+    svg: str
+
+    @classmethod
+    def of(cls, text: str, svg: str) -> Drawing:
+        """The same drawing in both forms."""
+        drawing = cls(text)
+        drawing.svg = svg
+        return drawing
+
+    def _repr_html_(self) -> str:
+        return self.svg
 
 
 def byte_size(size: float) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch_geometric.data
 from torch import nn
 from torch_geometric.nn import MessagePassing
 

@@ -272,7 +272,8 @@ def test_catalogue(name):
     action, exception, phrase = CATALOGUE[name]
     with pytest.raises(exception, match=re.escape(phrase)) as error:
         action()
-    assert type(error.value) is exception
+    # The commonest errors have classes of their own, below the one that is promised.
+    assert type(error.value) is exception or exception is poptorch.Error
 
 
 def test_the_library_works_after_all_of_them():
@@ -312,7 +313,7 @@ class TestErrorsOfTheUser:
         executor = wrapper(model)
         with pytest.raises(exception, match="mine alone") as error:
             executor(torch.ones(2))
-        assert type(error.value) is exception
+        assert type(error.value) is exception or exception is poptorch.Error
         assert any(frame.name == "action" for frame in traceback.extract_tb(error.value.__traceback__))
         assert not poptorch.isRunningOnIpu()
         assert torch.equal(torch.random.get_rng_state(), seed)

@@ -178,6 +178,36 @@ def a_hook_that_counts() -> None:
     poptorch.inferenceModel(model)(X)
 
 
+@told("compiled in train mode", "goes on in that mode")
+def eval_after_compiling() -> None:
+    _, _, model = training()
+    model(X, Y)
+    model.eval()
+    model(X, Y)
+
+
+@told("half() changes the weights on the host", "destroy()")
+def half_after_compiling() -> None:
+    model = inference()
+    model(X)
+    model.half()
+
+
+@told("BeginBlock has no effect", "before the first call")
+def a_block_after_compiling() -> None:
+    wrapped, _, model = training()
+    model(X, Y)
+    poptorch.BeginBlock(wrapped.layer, ipu_id=1)
+
+
+@told("GradScaler has no effect", "loss_scaling")
+def a_scaler_of_gradients() -> None:
+    _, optimizer, model = training()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(X, Y)[1])
+    scaler.step(optimizer)
+
+
 @told("NumPy array", "torch.from_numpy")
 def a_numpy_argument() -> None:
     inference()(X.numpy())

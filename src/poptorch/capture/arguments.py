@@ -23,7 +23,15 @@ from poptorch.capture.structure import (
     unflatten,
     walk,
 )
-from poptorch.errors import Error, createPoptorchError
+from poptorch.errors import (
+    ArgumentsError,
+    DataTypeMismatchError,
+    Error,
+    InputTypeError,
+    ShapeMismatchError,
+    ValueMismatchError,
+    misuse,
+)
 from poptorch.program.program import has_values
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -175,8 +183,10 @@ class Signature:
         if parameter.name in kwargs:
             return kwargs[parameter.name]
         if parameter.default is inspect.Parameter.empty:
-            raise createPoptorchError(
-                f"Mandatory parameter {parameter.name} missing. Pass a value for it, or give it a default in forward()."
+            raise misuse(
+                ArgumentsError,
+                f"Mandatory parameter {parameter.name} missing. Pass a value for it, or give it a default in "
+                "forward().",
             )
         return parameter.default
 
@@ -264,8 +274,8 @@ class ArgumentLayout:
         """A traced graph leaves out the ``None`` at the end: what is before them must stay the same in number."""
         expected, got = self._before_none, _before_none(call.positional)
         if expected != got:
-            raise createPoptorchError(
-                f"Number of arguments mismatch: expected {expected} arguments but got {got}.{_ADVICE}"
+            raise misuse(
+                ArgumentsError, f"Number of arguments mismatch: expected {expected} arguments but got {got}.{_ADVICE}"
             )
 
     def _collect(self, call: BoundCall) -> list[torch.Tensor]:
@@ -274,8 +284,9 @@ class ArgumentLayout:
         expected = self._children(self._positional)
         if len(expected) != len(call.positional):
             _mismatch(
+                ArgumentsError,
                 f"Number of positional arguments mismatch: expected {len(expected)} arguments "
-                f"but got {len(call.positional)}."
+                f"but got {len(call.positional)}.",
             )
         for name, structure, value in zip(call.names, expected, call.positional, strict=True):
             self._compare(structure, value, name, found)
@@ -297,26 +308,35 @@ class ArgumentLayout:
     def _compare_tensor(self, spec: TensorSpec, value: Any, path: str) -> None:
         if not isinstance(value, torch.Tensor):
             missing = " Pass all arguments in each call, labels included." if value is None else ""
-            _mismatch(f"Type mismatch for {path}: expected {torch.Tensor} but got {type(value)}.{missing}")
+            _mismatch(
+                ArgumentsError, f"Type mismatch for {path}: expected {torch.Tensor} but got {type(value)}.{missing}"
+            )
         if value.dtype != spec.dtype:
-            _mismatch(f"Data type mismatch for {path}: expected {spec.dtype} but got {value.dtype}.")
+            _mismatch(
+                DataTypeMismatchError, f"Data type mismatch for {path}: expected {spec.dtype} but got {value.dtype}."
+            )
         if value.shape != spec.shape:
             smaller = value.shape[1:] == spec.shape[1:] and value.dim() > 0 and value.shape[0] < spec.shape[0]
             last = " Is it the last, smaller batch? Leave it out (drop_last=True) or pad it." if smaller else ""
-            _mismatch(f"Shape mismatch for {path}: expected {spec.shape} but got {value.shape}.{last}")
+            _mismatch(
+                ShapeMismatchError, f"Shape mismatch for {path}: expected {spec.shape} but got {value.shape}.{last}"
+            )
 
     @staticmethod
     def _compare_constant(expected: Any, value: Any, path: str) -> None:
         if type(value) is not type(expected):
-            _mismatch(f"Type mismatch for {path}: expected {type(expected)} but got {type(value)}.")
+            _mismatch(ArgumentsError, f"Type mismatch for {path}: expected {type(expected)} but got {type(value)}.")
         if attributes_of(value) is not None and holds_tensors(value):
-            _mismatch(f"Value mismatch for {path}: a {type(value)} holds tensors now, and held none when compiling.")
+            _mismatch(
+                ValueMismatchError,
+                f"Value mismatch for {path}: a {type(value)} holds tensors now, and held none when compiling.",
+            )
         if not _same_constant(value, expected):
-            _mismatch(f"Value mismatch for {path}: expected {expected} but got {value}.")
+            _mismatch(ValueMismatchError, f"Value mismatch for {path}: expected {expected} but got {value}.")
 
     def _compare_branch(self, expected: Branch, value: Any, path: str, found: list[Any]) -> None:
         if type(value) is not expected.kind:
-            _mismatch(f"Type mismatch for {path}: expected {expected.kind} but got {type(value)}.")
+            _mismatch(ArgumentsError, f"Type mismatch for {path}: expected {expected.kind} but got {type(value)}.")
         split = children_of(value)
         assert split is not None
         labels, items, _ = split
@@ -325,7 +345,10 @@ class ArgumentLayout:
             self._compare_keys(expected, by_label, path)
             items = [by_label[label] for label in expected.labels]
         if len(items) != len(expected.children):
-            _mismatch(f"Length mismatch for {path}: expected {len(expected.children)} elements but got {len(items)}.")
+            _mismatch(
+                ArgumentsError,
+                f"Length mismatch for {path}: expected {len(expected.children)} elements but got {len(items)}.",
+            )
         for label, child, item in zip(expected.labels, expected.children, items, strict=True):
             self._compare(child, item, f"{path}[{label}]", found)
 
@@ -340,7 +363,7 @@ class ArgumentLayout:
                 text += f" Missing arguments: {', '.join(missing)}."
             if unexpected:
                 text += f" Unexpected arguments: {', '.join(unexpected)}."
-            _mismatch(text)
+            _mismatch(ArgumentsError, text)
 
 
 def _same_constant(value: Any, expected: Any) -> bool:
@@ -371,8 +394,8 @@ def _before_none(values: Sequence[Any]) -> int:
     return count
 
 
-def _mismatch(message: str) -> NoReturn:
-    raise createPoptorchError(message + _ADVICE)
+def _mismatch(kind: type[Error], message: str) -> NoReturn:
+    raise misuse(kind, message + _ADVICE)
 
 
 def _tensor_paths(structure: Structure, names: Sequence[str] | None) -> list[str]:
@@ -435,14 +458,16 @@ class InputNormaliser:
 def check_input(tensor: torch.Tensor, path: str, takes_empty: bool = False) -> None:
     """Refuse element types, layouts and sizes that no device tensor can have."""
     if tensor.layout is not torch.strided:
-        raise createPoptorchError(
+        raise misuse(
+            InputTypeError,
             f"Unsupported input type {tensor.dtype} with the layout {tensor.layout}. It is the input {path}: pass a "
-            "dense tensor, for instance with to_dense()."
+            "dense tensor, for instance with to_dense().",
         )
     if tensor.dtype not in SUPPORTED_DTYPES:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in SUPPORTED_DTYPES))
-        raise createPoptorchError(
-            f"Unsupported input type {tensor.dtype}. It is the input {path}: convert it to one of {names}."
+        raise misuse(
+            InputTypeError,
+            f"Unsupported input type {tensor.dtype}. It is the input {path}: convert it to one of {names}.",
         )
     if not takes_empty:
         check_has_elements(tensor, f"the input {path}")
@@ -458,17 +483,19 @@ def check_devices(call: BoundCall) -> None:
 def check_device(tensor: torch.Tensor, path: str) -> None:
     """Refuse an input whose values are not on the host when a program is about to run on them."""
     if not tensor.is_cpu:
-        raise createPoptorchError(
+        raise misuse(
+            InputTypeError,
             f"The input {path} is on the device {str(tensor.device)!r}. Pass tensors of the host, for instance with "
-            ".cpu(): a wrapped model moves them to its IPUs itself."
+            ".cpu(): a wrapped model moves them to its IPUs itself.",
         )
 
 
 def _check_shape_is_known(tensor: torch.Tensor, path: str) -> None:
     if tensor.is_nested:
-        raise createPoptorchError(
+        raise misuse(
+            InputTypeError,
             f"Unsupported input type: {path} is a nested tensor, whose rows differ in length. A compiled program has "
-            "static shapes: pass a padded tensor, torch.nested.to_padded_tensor(x, 0.0), and a mask or the lengths."
+            "static shapes: pass a padded tensor, torch.nested.to_padded_tensor(x, 0.0), and a mask or the lengths.",
         )
 
 
@@ -532,7 +559,8 @@ def _refuse_none(call: BoundCall, signature: Signature) -> None:
     for name, value in reversed(list(zip(call.names, call.positional, strict=True))):
         trailing = trailing and value is None and signature.defaults_to_none(name)
         if value is None and not trailing and name not in call.defaulted:
-            raise createPoptorchError(
+            raise misuse(
+                ArgumentsError,
                 f"'None' may not be passed as explicit model argument. It may only be used as default initialiser "
-                f"(parameter {name})."
+                f"(parameter {name}).",
             )

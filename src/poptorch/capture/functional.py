@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from poptorch.capture.state import StateEntry, StateKind
 from poptorch.capture.tracer import Recording
-from poptorch.errors import Error, add_to_message, createPoptorchError
+from poptorch.errors import Error, NothingToComputeError, add_to_message, misuse
 from poptorch.ops.memory_order import InAnyOrder
 from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import remove_dead_code
@@ -64,9 +64,10 @@ def _check_purpose(program: Program) -> None:
         return
     remove_dead_code(program)
     if not any(program.operations()):
-        raise createPoptorchError(
+        raise misuse(
+            NothingToComputeError,
             "All operations in the main graph were pruned, nothing to compute: the model returns no tensor and changes "
-            "no input or buffer."
+            "no input or buffer.",
         )
 
 

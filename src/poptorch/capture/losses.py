@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from poptorch import ambient
-from poptorch.errors import createPoptorchError
+from poptorch.errors import LossMissingError, SeveralLossesError, misuse
 from poptorch.ops.hints import HINTS
 from poptorch.program.opinfo import info_of
 
@@ -108,9 +108,10 @@ def _final_mark(marks: list[ambient.LossMark], node_of: Callable[[torch.Tensor],
     for rule in (_has_gradient, lambda mark: mark.reduced):
         candidates = [mark for mark in candidates if rule(mark)] or candidates
     if not candidates:
-        raise createPoptorchError(
+        raise misuse(
+            LossMissingError,
             "Couldn't find a loss in graph. A training model must compute its loss in forward(): use a torch loss, or "
-            "wrap your own in poptorch.identity_loss(value, reduction=...)."
+            "wrap your own in poptorch.identity_loss(value, reduction=...).",
         )
     final = [m for m in candidates if not any(_feeds(m, other, node_of) for other in candidates if other is not m)]
     final = [mark for mark in final if mark.kind == IDENTITY_LOSS] or final
@@ -131,10 +132,11 @@ def _several_losses(
     kinds = ", ".join(
         mark.kind if source is None else f"{mark.kind} at {source}" for mark, source in zip(marks, sources, strict=True)
     )
-    return createPoptorchError(
+    return misuse(
+        SeveralLossesError,
         "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
         f"poptorch.identity_loss. Found: {kinds}.{why} Example: "
-        'poptorch.identity_loss(loss1 + loss2, reduction="none").'
+        'poptorch.identity_loss(loss1 + loss2, reduction="none").',
     )
 
 

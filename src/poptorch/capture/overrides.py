@@ -21,7 +21,7 @@ from poptorch.capture import higher_order, strict
 from poptorch.capture.dynamic_slices import read_item
 from poptorch.capture.locations import user_location
 from poptorch.capture.selected import Selected, selected
-from poptorch.errors import createPoptorchError
+from poptorch.errors import HostValueError, createPoptorchError, misuse
 from poptorch.frames import warn_user
 from poptorch.ops.function_modes import in_force, runs_functions
 from poptorch.ops.matmul import remember_operands
@@ -187,9 +187,10 @@ def _numpy(func: Callable[..., Any], tensor: Tensor, *types: Any, **settings: An
     """NumPy computes now and on the host: what it gives could not follow the inputs of later calls."""
     if not isinstance(tensor, FakeTensor):
         return func(tensor, *types, **settings)
-    raise createPoptorchError(
+    raise misuse(
+        HostValueError,
         f"forward() makes a NumPy array of a tensor at {user_location()}. Its values are not known when the model is "
-        "compiled. Use operations of torch, or run the function on the host with poptorch.CPU."
+        "compiled. Use operations of torch, or run the function on the host with poptorch.CPU.",
     )
 
 
@@ -214,9 +215,10 @@ def _printed(func: Callable[..., str], tensor: Tensor, *settings: Any, **more: A
 def _pickled(func: Callable[..., Any], tensor: Tensor, protocol: Any) -> Any:
     if not isinstance(tensor, FakeTensor):
         return func(tensor, protocol)
-    raise createPoptorchError(
+    raise misuse(
+        HostValueError,
         f"forward() saves or pickles a tensor at {user_location()}. Its values are not known when the model is "
-        "compiled. Return the tensor and save the result, or run the function on the host with poptorch.CPU."
+        "compiled. Return the tensor and save the result, or run the function on the host with poptorch.CPU.",
     )
 
 

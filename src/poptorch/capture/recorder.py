@@ -23,7 +23,7 @@ from poptorch.capture.locations import called_from, innermost_location, own_loca
 from poptorch.capture.norms import Writes
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
-from poptorch.errors import createPoptorchError
+from poptorch.errors import NoBlockError, misuse
 from poptorch.frames import warn_user
 from poptorch.ops.function_modes import runs_functions
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
@@ -274,13 +274,15 @@ class Recorder(TorchDispatchMode):
 
 def _not_placed(func: Any, source: SourceLocation | None, block: str | None) -> Exception:
     if block is not None:
-        return createPoptorchError(
+        return misuse(
+            NoBlockError,
             f"No active Block: {func} at {source} is in block {block!r}, for which no IPU is known. Phases have no "
-            "IPUs of their own: give the block an ipu_id, or name the IPU with Stage.ipu() or Phase.ipus()."
+            "IPUs of their own: give the block an ipu_id, or name the IPU with Stage.ipu() or Phase.ipus().",
         )
-    return createPoptorchError(
+    return misuse(
+        NoBlockError,
         f"No active Block: {func} at {source} is outside of all blocks. All operations must belong to a block: "
-        "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock."
+        "put it inside the scope of a poptorch.Block, or annotate layers with poptorch.BeginBlock.",
     )
 
 

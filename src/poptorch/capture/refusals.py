@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from poptorch.capture.locations import called_from, definition_of, innermost_location_of, location_of
-from poptorch.errors import Error, add_to_message, createPoptorchError
+from poptorch.errors import Error, ModuleTypeError, add_to_message, createPoptorchError, misuse
 from poptorch.program.opinfo import SourceLocation
 
 _BY_MASK = ("index.Tensor", "nonzero", "masked_select")
@@ -25,13 +25,14 @@ _NO_VALUES = "its data is not allocated yet"
 class DynamicShapeError(Error, DynamicOutputShapeException):
     """The shape of a result depends on values. Programs that expect torch's own error for this catch it, too."""
 
+    code = "PT2003"
     __hash__ = Exception.__hash__
 
     @classmethod
     def of(cls, func: Any, message: str) -> DynamicShapeError:
         """The error for a call that torch cannot infer a shape for."""
-        error = cls(f"'poptorch_py_error': {message}")
-        error.message, error.func = message, func
+        error = misuse(cls, message)
+        error.func = func
         return error
 
 
@@ -85,14 +86,16 @@ def check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         which = f"Its sub-module {name!r}" if name else "It"
         if isinstance(module, torch.jit.ScriptModule):
-            raise createPoptorchError(
+            raise misuse(
+                ModuleTypeError,
                 f"The model cannot be wrapped. {which} is a TorchScript module ({type(module).__name__}), which is "
-                "compiled already: use the nn.Module that torch.jit.script or torch.jit.trace was given."
+                "compiled already: use the nn.Module that torch.jit.script or torch.jit.trace was given.",
             )
         if _is_lazy(module):
-            raise createPoptorchError(
+            raise misuse(
+                ModuleTypeError,
                 f"The model cannot be wrapped. {which} is a {type(module).__name__} whose parameters have no shape "
-                "yet: call the model once on the host, with a batch of the right size, before you wrap it."
+                "yet: call the model once on the host, with a batch of the right size, before you wrap it.",
             )
 
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from poptorch.capture.gradient_hooks import copy_hooks
 from poptorch.capture.tables import captured_tables
-from poptorch.errors import createPoptorchError
+from poptorch.errors import ReassignedError, createPoptorchError, misuse
 from poptorch.program.program import has_values
 
 
@@ -376,15 +376,17 @@ def _first_rebinding(entries: list[StateEntry], stand_ins: list[torch.Tensor]) -
             table = module._parameters if entry.kind is StateKind.PARAMETER else module._buffers
             kind = entry.kind.value
             if attribute not in table:
-                return createPoptorchError(
+                return misuse(
+                    ReassignedError,
                     f"{kind} {name} is removed from the model when calling the forward method. "
-                    "Keep it, and change its values in place."
+                    "Keep it, and change its values in place.",
                 )
             if table[attribute] is not stand_in:
-                return createPoptorchError(
+                return misuse(
+                    ReassignedError,
                     f"{kind} {name} is reassigned within the model when calling the forward method. "
                     f"This is not supported. Consider using self.{name}.copy_(src) to copy data from a "
-                    "source tensor, where src is the name of the source tensor."
+                    "source tensor, where src is the name of the source tensor.",
                 )
     return None
 
@@ -393,9 +395,10 @@ def _first_exchange(entries: list[StateEntry], stand_ins: list[torch.Tensor], me
     """The error for a tensor of the state that ``tensor.data = other`` moved to other memory."""
     for entry, stand_in, before in zip(entries, stand_ins, memory, strict=True):
         if stand_in.untyped_storage()._cdata != before:
-            return createPoptorchError(
+            return misuse(
+                ReassignedError,
                 f"The data of {entry.kind.value.lower()} {entry.name} is replaced when calling the forward method "
-                "(.data = ...). This is not supported: copy the values into it with .copy_(), under torch.no_grad()."
+                "(.data = ...). This is not supported: copy the values into it with .copy_(), under torch.no_grad().",
             )
     return None
 

@@ -6,15 +6,25 @@ import argparse
 from collections.abc import Sequence
 
 from poptorch._version import __version__
-from poptorch.cli import cache, completion, devices, doctor, estimate, report
+from poptorch.cli import cache, completion, devices, doctor, estimate, explain, report
 from poptorch.cli.running import ended
 
-_COMMANDS = (doctor.add_to, cache.add_to, devices.add_to, estimate.add_to, report.add_to, completion.add_to)
+_COMMANDS = (
+    doctor.add_to,
+    explain.add_to,
+    cache.add_to,
+    devices.add_to,
+    estimate.add_to,
+    report.add_to,
+    completion.add_to,
+)
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    made = argparse.ArgumentParser(prog="poptorch", description="Diagnosis, caches, devices, estimates, reports.")
+    made = argparse.ArgumentParser(
+        prog="poptorch", description="Diagnosis, errors, caches, devices, estimates, reports."
+    )
     made.add_argument("--version", action="version", version=f"poptorch {__version__}")
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add_to in _COMMANDS:

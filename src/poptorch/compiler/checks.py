@@ -49,7 +49,7 @@ def micro_batch_inputs(
                 f"Invalid batch dimension: In the input {spec.path} of shape {tuple(tensor.shape)}, the batch "
                 f"dimension ({size}) must be a multiple of {loop.explain()} = {factor} because it is used to "
                 "calculate the batch size which will be executed on the device in any given iteration. For a full "
-                "explanation see docs/batching.md."
+                "explanation see docs/batching.md. [PT1003]"
             )
         tensor = normalise.with_strides(tensor, spec.path)
         result.append(tensor.narrow(0, 0, tensor.shape[0] // factor) if factor > 1 else tensor)

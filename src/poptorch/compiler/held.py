@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from poptorch.compiler.passes.anchors import TRACED, UPDATED
-from poptorch.errors import createPoptorchError
+from poptorch.errors import UnknownTensorError, misuse
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.program.anchors import SPECIFIC, Anchor, Held
 from poptorch.program.update import UpdateProgram
@@ -78,7 +78,8 @@ def check_held(anchors: Sequence[Anchor], update: UpdateProgram | None, spec: Op
         if anchor.held in (Held.STATE, Held.SCALAR) and anchor.name not in known:
             close = difflib.get_close_matches(anchor.name, known, n=3)
             hint = f" Did you mean one of {close}?" if close else ""
-            raise createPoptorchError(
+            raise misuse(
+                UnknownTensorError,
                 f"Cannot anchor {anchor.long_name!r}: the optimizer of the compiled model keeps nothing of this "
-                f"name.{hint} getTensorNames() of a compiled model lists all names."
+                f"name.{hint} getTensorNames() of a compiled model lists all names.",
             )

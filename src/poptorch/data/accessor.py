@@ -25,7 +25,7 @@ from poptorch.data.process import (
 from poptorch.data.ring import Ring
 from poptorch.data.waiting import WaitMeter, WaitReport
 from poptorch.enums import SharingStrategy
-from poptorch.errors import createPoptorchError
+from poptorch.errors import LoaderStartError, createPoptorchError, misuse
 
 _DEFAULT_PAUSE_MS = 0.1
 
@@ -240,14 +240,14 @@ class AsynchronousDataAccessor:
                     os.close(descriptor)
                 message = self._receive(process)
         except ProcessDied as death:
-            raise createPoptorchError(f"{_FAILED_TO_START}: {death}") from None
+            raise misuse(LoaderStartError, f"{_FAILED_TO_START}: {death}") from None
         except DataTimeout:
-            raise createPoptorchError(
-                f"{_FAILED_TO_START}: the data set gave no item within timeout={self._timeout_s} s"
+            raise misuse(
+                LoaderStartError, f"{_FAILED_TO_START}: the data set gave no item within timeout={self._timeout_s} s"
             ) from None
         if isinstance(message, Failed):
             _show(message)
-            raise createPoptorchError(f"{_FAILED_TO_START}: {_in_full(message)}")
+            raise misuse(LoaderStartError, f"{_FAILED_TO_START}: {_in_full(message)}")
         self._pending.append(message)
         return ring
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from poptorch.errors import createPoptorchError
+from poptorch.errors import DatasetTooSmallError, createPoptorchError, misuse
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ class Share:
             return cls(total, total, start, each + (process_id < extra), 0)
         length = combined * (total // (combined * num_processes))
         if length == 0:
-            raise createPoptorchError(
+            raise misuse(
+                DatasetTooSmallError,
                 f"The data set has {total} items, fewer than the {combined * num_processes} that one step "
                 "needs "
                 f"(combined batch size {combined} x {num_processes} processes). Use a smaller batch size, "
-                "fewer device iterations, less gradient accumulation or fewer processes, or drop_last=False."
+                "fewer device iterations, less gradient accumulation or fewer processes, or drop_last=False.",
             )
         return cls(total, length * num_processes, process_id * length, length, total % length)
 

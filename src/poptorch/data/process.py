@@ -28,7 +28,7 @@ from poptorch.data.parcel import Parcel
 from poptorch.data.segments import members_of_group, remove_segments
 from poptorch.data.workers import StoppedWatch, describe
 from poptorch.enums import SharingStrategy
-from poptorch.errors import createPoptorchError
+from poptorch.errors import LoaderStartError, misuse
 
 START_METHODS = {
     SharingStrategy.SharedMemory: "spawn",
@@ -187,18 +187,20 @@ def _start(process: BaseProcess, method: str) -> None:
             with _interrupts_held_back():
                 process.start()
     except (EOFError, ConnectionError) as error:
-        raise createPoptorchError(
+        raise misuse(
+            LoaderStartError,
             "AsynchronousDataAccessor worker thread failed to start: the fork server ended early. Does the "
             "script "
-            'create the loader outside of `if __name__ == "__main__":`?'
+            'create the loader outside of `if __name__ == "__main__":`?',
         ) from error
     except Exception as error:
-        raise createPoptorchError(
+        raise misuse(
+            LoaderStartError,
             f"AsynchronousDataAccessor worker thread failed to start: {type(error).__name__}: {error}\n"
             "The data set must be picklable to reach the background process. Define its class and "
             "functions at the "
             "top level of a module (no lambdas, open files or generators), or pass "
-            "sharing_strategy=poptorch.SharingStrategy.Fork, which needs no pickling."
+            "sharing_strategy=poptorch.SharingStrategy.Fork, which needs no pickling.",
         ) from error
 
 

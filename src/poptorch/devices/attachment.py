@@ -21,7 +21,7 @@ from poptorch.devices import cycles, sharing, waiting
 from poptorch.devices.groups import Group, group_of, groups_of, id_of
 from poptorch.devices.sharing import Owner, Wish
 from poptorch.devices.system import System, system
-from poptorch.errors import Error, backend_error
+from poptorch.errors import DeviceBusyError, Error, backend_error
 
 POLL_SECONDS = 0.2
 """How long a program that waits sleeps before it looks again for what other processes have freed. A look takes some
@@ -179,7 +179,8 @@ def acquire(ipus: int, owner: object) -> Device:
     machine = _present(wanted)
     if ipus > machine.ipus:
         raise backend_error(
-            f"Failed to acquire {wanted}: No device found on the system with {ipus} IPUs (it has {machine.ipus})"
+            f"Failed to acquire {wanted}: No device found on the system with {ipus} IPUs (it has {machine.ipus})",
+            kind=DeviceBusyError,
         )
     return _attach(groups_of(ipus, machine.ipus), wanted, machine, owner)
 
@@ -244,7 +245,7 @@ def wishes() -> list[Wish]:
 def _present(wanted: str) -> System:
     machine = system()
     if machine is None:
-        raise backend_error(f"Failed to acquire {wanted}: No IPU detected in the system")
+        raise backend_error(f"Failed to acquire {wanted}: No IPU detected in the system", kind=DeviceBusyError)
     return machine
 
 
@@ -252,7 +253,8 @@ def _existing(device_id: int, total: int) -> Group:
     last = id_of(Group(0, total), total)
     if not 0 <= device_id <= last:
         raise backend_error(
-            f"Failed to acquire device Id {device_id}: a system of {total} IPUs has the ids 0 to {last}"
+            f"Failed to acquire device Id {device_id}: a system of {total} IPUs has the ids 0 to {last}",
+            kind=DeviceBusyError,
         )
     return group_of(device_id, total)
 
@@ -310,7 +312,8 @@ def _busy(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> Error:
     holders = waiting.listed(_in_the_way(ledger, candidates))
     return backend_error(
         f"Failed to acquire {wanted}: every suitable device is in use, by {holders}. Detach or destroy another model "
-        "first, or set POPTORCH_WAIT_FOR_IPU=1 to wait."
+        "first, or set POPTORCH_WAIT_FOR_IPU=1 to wait.",
+        kind=DeviceBusyError,
     )
 
 
@@ -319,7 +322,8 @@ def _endless(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> Error
     return backend_error(
         f"Failed to acquire {wanted}: every suitable device is in use, by {holders}. POPTORCH_WAIT_FOR_IPU is set, but "
         "this process would wait for itself: it has no other thread that could free them. Detach or destroy another "
-        "model first."
+        "model first.",
+        kind=DeviceBusyError,
     )
 
 
@@ -329,7 +333,8 @@ def _cycle(ledger: _Ledger, candidates: Sequence[Group], wanted: str) -> Error:
     return backend_error(
         f"Failed to acquire {wanted}: programs wait for each other's IPUs, and none of them would ever go on. What "
         f"process {os.getpid()} wants is in use by {holders}, and others wait for what it has itself: {mine}. Attach "
-        "IPUs in the same order in all programs, or detach a model before waiting for another device."
+        "IPUs in the same order in all programs, or detach a model before waiting for another device.",
+        kind=DeviceBusyError,
     )
 
 

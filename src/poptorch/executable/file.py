@@ -28,7 +28,7 @@ import torch
 
 import poptorch_files
 from poptorch.encoding import tensor_bytes, tensor_from_bytes, torch_constant
-from poptorch.errors import Error, backend_error
+from poptorch.errors import Error, FileAccessError, FileFormatError, backend_error
 
 MAGIC = b"poptorch executable\n"
 LAYOUT = 1
@@ -75,19 +75,24 @@ class File:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or error
-            raise backend_error(f"Cannot open {self.path}: {what}. Pass {_EXPORTED}") from error
+            raise backend_error(f"Cannot open {self.path}: {what}. Pass {_EXPORTED}", kind=FileAccessError) from error
         weakref.finalize(self, os.close, self._descriptor)
         self.status = os.fstat(self._descriptor)
         """Size, owner and mode, of the file that is read and no other."""
 
         if not stat.S_ISREG(self.status.st_mode):
-            raise backend_error(f"Cannot open {self.path}: it is not a regular file. Pass {_EXPORTED}")
+            raise backend_error(
+                f"Cannot open {self.path}: it is not a regular file. Pass {_EXPORTED}", kind=FileAccessError
+            )
         self._sections, self._start = self._directory()
 
     def _directory(self) -> tuple[dict[str, dict[str, Any]], int]:
         """The sections by name, and where the first one starts."""
         if self._read(0, len(MAGIC)) != MAGIC:
-            raise backend_error(f"Invalid file {self.path}: it does not contain Poptorch metadata. Pass {_EXPORTED}")
+            raise backend_error(
+                f"Invalid file {self.path}: it does not contain Poptorch metadata. Pass {_EXPORTED}",
+                kind=FileFormatError,
+            )
         fixed = self._read(len(MAGIC), _FIXED.size)
         if len(fixed) != _FIXED.size:
             raise self.damaged("it ends within the header")
@@ -95,7 +100,8 @@ class File:
         if layout != LAYOUT:
             raise backend_error(
                 f"Invalid file {self.path}: PopTorch version mismatch: its layout is number {layout}, and this "
-                f"release reads {LAYOUT}. Export the model again."
+                f"release reads {LAYOUT}. Export the model again.",
+                kind=FileFormatError,
             )
         position = len(MAGIC) + _FIXED.size
         start = position + size
@@ -116,14 +122,15 @@ class File:
                 parts.append(part)
                 position, size = position + len(part), size - len(part)
         except OSError as error:
-            raise backend_error(f"Cannot read {self.path}: {error.strerror or error}") from error
+            raise backend_error(f"Cannot read {self.path}: {error.strerror or error}", kind=FileAccessError) from error
         return b"".join(parts)
 
     def damaged(self, what: str) -> Exception:
         """The error for a file that is not as it was written."""
         return backend_error(
             f"Invalid file {self.path}: it is damaged, {what}. It was cut off or changed after it was written: export "
-            "the model again."
+            "the model again.",
+            kind=FileFormatError,
         )
 
     @contextlib.contextmanager
@@ -137,7 +144,8 @@ class File:
             detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise backend_error(
                 f"Invalid file {self.path}: section {section!r} makes no sense ({detail[:300]}). It was changed or "
-                "made by another program: export the model again."
+                "made by another program: export the model again.",
+                kind=FileFormatError,
             ) from error
 
     def __contains__(self, name: str) -> bool:
@@ -150,7 +158,7 @@ class File:
     def bytes(self, name: str) -> bytes:
         """A section as it is."""
         if name not in self._sections:
-            raise backend_error(f"Invalid file {self.path}: it has no section {name!r}")
+            raise backend_error(f"Invalid file {self.path}: it has no section {name!r}", kind=FileFormatError)
         entry = self._sections[name]
         data = self._read(self._start + entry["offset"], entry["size"])
         if len(data) != entry["size"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:

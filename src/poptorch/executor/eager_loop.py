@@ -10,6 +10,10 @@ from torch.utils.hooks import RemovableHandle
 
 from poptorch.frames import warn_user
 
+TYPE_CHANGES = frozenset({"half", "float", "double", "bfloat16"})
+"""Methods of modules that change the types of their weights."""
+
+_SCALING = torch.amp.grad_scaler.__file__
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__code__.co_filename
 _said: set[str] = set()
 
@@ -18,6 +22,12 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """The gradient that the host has of a parameter of a training model: usually none, which clipping should hear."""
     with torch._C.DisableTorchFunctionSubclass():
         gradient = parameter.grad
+    if gradient is None and "scaling" not in _said and _is_called_from(_SCALING):
+        _said.add("scaling")
+        warn_user(
+            "GradScaler has no effect: gradients are computed and used in the call, on the IPU. Leave it out, and give "
+            "the optimizer a scale instead, for instance poptorch.optim.AdamW(..., loss_scaling=1024.0)."
+        )
     if gradient is None and "clipping" not in _said and _is_called_from(_CLIPPING):
         _said.add("clipping")
         warn_user(
@@ -30,6 +40,14 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 def _is_called_from(file: str) -> bool:
     frame = sys._getframe(3)  # of what looked at ``grad``
     return frame.f_code.co_filename == file
+
+
+def told_of_type_change(name: str) -> None:
+    """The weights of a compiled model are about to get another type, which its program does not."""
+    warn_user(
+        f"{name}() changes the weights on the host. The program is compiled, and goes on with the types that it was "
+        f"compiled for. Call {name}() on the model before it is compiled, or destroy() and wrap it again."
+    )
 
 
 class StepNotice:

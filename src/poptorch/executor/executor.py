@@ -20,8 +20,8 @@ from poptorch.capture.refusals import check_model
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.request import is_offline, resolved_copy
-from poptorch.errors import Error, createPoptorchError
-from poptorch.executor import instrumentation, saving
+from poptorch.errors import DeviceMoveError, Error, NestedModelError, NotCompiledError, createPoptorchError, misuse
+from poptorch.executor import eager_loop, instrumentation, saving
 from poptorch.executor.callbacks import Callback, Callbacks
 from poptorch.executor.host_weights import HostWeights, Newest, ids_of
 from poptorch.executor.inside import Inside
@@ -35,13 +35,14 @@ from poptorch.executor.turns import Turns, in_turn
 from poptorch.frames import warn_user
 from poptorch.options import Options
 from poptorch.placement import counting
+from poptorch.placement.blocks import forget_compiled, note_compiled
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
 from poptorch.profiling.trace import SpanKind
 
 _OFFLINE = (
     ": options.useOfflineIpuTarget() compiles without one. Export the model with compileAndExport(), or leave the "
-    "option out to run it here."
+    "option out to run it here. [PT1013]"
 )
 
 
@@ -170,6 +171,8 @@ class PoplarExecutor(Inside):
             raise AttributeError(what, name=name, obj=self) from error
         if not self._training and isinstance(value, nn.Parameter):
             return self._weights.shown(value)
+        if name in eager_loop.TYPE_CHANGES and self._session is not None:
+            eager_loop.told_of_type_change(name)
         return value
 
     def __repr__(self) -> str:
@@ -192,8 +195,9 @@ class PoplarExecutor(Inside):
 
     def _compiled(self) -> Session:
         if self._session is None:
-            raise createPoptorchError(
-                "Model has not been compiled or has been destroyed. Call it, or its compile(), with arguments first."
+            raise misuse(
+                NotCompiledError,
+                "Model has not been compiled or has been destroyed. Call it, or its compile(), with arguments first.",
             )
         return self._session
 
@@ -217,9 +221,10 @@ class PoplarExecutor(Inside):
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> BoundCall:
         if ambient.current() is not None:
-            raise createPoptorchError(
+            raise misuse(
+                NestedModelError,
                 "A wrapped model was called inside the forward() of another one while that is compiled. Call the "
-                "plain module there (the wrapped one's .model): it becomes part of the outer program."
+                "plain module there (the wrapped one's .model): it becomes part of the outer program.",
             )
         call = self._signature.bind(args, kwargs)
         if self._traced:
@@ -232,6 +237,7 @@ class PoplarExecutor(Inside):
         self._weights.fetch_newer()
         with self._trace.span(SpanKind.COMPILE):
             self._session = Session.compile(self._wrapped, call, stored, self._trace)
+        note_compiled(self._user_model)
         if self._callbacks is not None:
             self._callbacks.compiled(self._session)
         return self._session
@@ -264,6 +270,7 @@ class PoplarExecutor(Inside):
                 self._wrapped.link.disconnect()
             session.release()
             self._session = None
+            forget_compiled(self._user_model)
             if self._callbacks is not None:
                 self._callbacks.ended()
         if not self._training:
@@ -388,8 +395,9 @@ class PoplarExecutor(Inside):
 
     def cuda(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the model runs on virtual IPUs."""
-        raise createPoptorchError(
-            "The model runs on virtual IPUs, which use the CPU: leave out .cuda(), for the model and for its inputs."
+        raise misuse(
+            DeviceMoveError,
+            "The model runs on virtual IPUs, which use the CPU: leave out .cuda(), for the model and for its inputs.",
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from poptorch.capture.state import is_constant
+from poptorch.frames import warn_user
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, dict, set)
@@ -151,21 +151,17 @@ class FrozenAttributes:
         others = [one for one in changed if one.name != "training"]
         if modes:
             before = "train" if modes[0].value else "eval"
-            warnings.warn(
+            warn_user(
                 f"{_listed(modes)} after the model was compiled in {before} mode. This executor goes on in that mode: "
                 "dropout and norms are part of the program. Call train() or eval() before the model is compiled, "
                 "and wrap it once for each mode.",
-                UserWarning,
-                stacklevel=2,
             )
         if others:
-            warnings.warn(
+            warn_user(
                 f"{_listed(others)} after the model was compiled. This has no effect: plain attributes and "
                 "sparse buffers are constants of the program. Call destroy() on the executor and wrap the model again; "
                 "or pass the value as an argument of forward(), or keep it in a dense buffer, which "
                 "copyWeightsToDevice() sends.",
-                UserWarning,
-                stacklevel=2,
             )
 
 

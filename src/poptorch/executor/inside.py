@@ -12,6 +12,7 @@ from poptorch.compiler.plan import Plan
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection
 from poptorch.executor.session import Session
+from poptorch.figures import Drawing
 from poptorch.options import Options
 from poptorch.profiling.trace import Trace
 from poptorch.program.program import Program
@@ -98,7 +99,7 @@ class Inside:
         ideal, measured = self._compiled().schedule()
         if path is not None:
             gantt.save(path, ideal, measured)
-        return gantt.as_text(ideal, measured)
+        return Drawing.of(gantt.as_text(ideal, measured), gantt.as_svg(gantt.charts(ideal, measured)))
 
     def getTensorNames(self) -> list[str]:
         """The names of all tensors of the compiled graph."""

@@ -97,7 +97,7 @@ def instrument(model: nn.Module, watcher: Watcher, executor: Destroyable) -> Non
     if is_instrumented(model):
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to unwrap "
-            "before wrapping again."
+            "before wrapping again. [PT1010]"
         )
     reference = weakref.ref(watcher)
     _watch_tensors(model, reference)

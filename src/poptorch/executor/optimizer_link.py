@@ -13,7 +13,7 @@ from poptorch._logging import backend, logger
 from poptorch.compiler.lowering import restrict
 from poptorch.compiler.request import update_settings
 from poptorch.enums import MeanReductionStrategy
-from poptorch.errors import createPoptorchError
+from poptorch.errors import ForeignOptimizerError, OptimizerTypeError, createPoptorchError, misuse
 from poptorch.executor import instrumentation
 from poptorch.executor.eager_loop import StepNotice
 from poptorch.executor.rate_watch import RateWatch
@@ -43,9 +43,10 @@ def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> No
     poptorch.errors.Error: ...
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise createPoptorchError(
+        raise misuse(
+            OptimizerTypeError,
             f"Expected an optimizer of poptorch.optim or torch.optim, got an object of {type(optimizer)}. For a "
-            "schedule of learning rates, pass the optimizer that it changes, after each step of the schedule."
+            "schedule of learning rates, pass the optimizer that it changes, after each step of the schedule.",
         )
     own = {id(parameter) for model in models for parameter in model.parameters()}
     given = [
@@ -55,9 +56,10 @@ def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> No
     ]
     foreign = [what for what, parameter in given if id(parameter) not in own]
     if foreign and len(foreign) == len(given):
-        raise createPoptorchError(
+        raise misuse(
+            ForeignOptimizerError,
             f"The optimizer trains nothing of the model: {foreign[0]} is no parameter of it, and neither is any other. "
-            "Create the optimizer with the parameters() of the model that you wrap."
+            "Create the optimizer with the parameters() of the model that you wrap.",
         )
     if foreign:
         logger.warning("%s of the optimizer is no parameter of the model: it is not trained.", foreign[0])
@@ -74,7 +76,7 @@ def link_for(
     if instrumentation.is_instrumented(model):
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
-            "unwrap before wrapping again."
+            "unwrap before wrapping again. [PT1010]"
         )
     instrumentation.check_buffers(model)
     if optimizer is None:

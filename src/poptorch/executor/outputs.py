@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from poptorch.enums import CommGroupType, VariableRetrievalMode
-from poptorch.errors import createPoptorchError
+from poptorch.errors import BackwardCallError, misuse
 
 
 class ParameterView(nn.Parameter):
@@ -41,10 +41,11 @@ class ParameterView(nn.Parameter):
 
 def refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
     """What ``backward()`` of a result does: a training model's own program contains the backward pass."""
-    raise createPoptorchError(
+    raise misuse(
+        BackwardCallError,
         "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, "
         "the backwards pass is performed automatically when invoking the model. If you're using an inferenceModel, "
-        "you should use a trainingModel instead."
+        "you should use a trainingModel instead.",
     )
 
 
@@ -53,7 +54,7 @@ def _item_of_many(shape: torch.Size) -> NoReturn:
     raise RuntimeError(
         f"a Tensor with {shape.numel()} elements cannot be converted to Scalar. A call returns a value for each "
         "replica, and with some output modes for each micro-batch and device iteration: use loss.mean().item(). See "
-        "docs/batching.md."
+        "docs/batching.md. [PT1014]"
     )
 
 

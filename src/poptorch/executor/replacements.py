@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from poptorch.capture.state import StateKind, collect_state
-from poptorch.errors import createPoptorchError
+from poptorch.errors import ModelChangedError, misuse
 from poptorch.executor.changes import changes
 from poptorch.executor.instrumentation import own_class
 from poptorch.program.program import type_text
@@ -62,25 +62,30 @@ class KnownState:
         now = _entries(self._model)
         _check_names(self._entries, now)
         if _module_types(self._model) != self._modules:
-            raise createPoptorchError(f"The model has modules of other classes than when it was compiled. {_ADVICE}")
+            raise misuse(
+                ModelChangedError, f"The model has modules of other classes than when it was compiled. {_ADVICE}"
+            )
         for name, before in self._entries.items():
             after = now[name]
             if before.names != after.names:
-                raise createPoptorchError(
+                raise misuse(
+                    ModelChangedError,
                     f"{before.kind.value} {name} had {_listed(before.names)} when the model was compiled, and has "
-                    f"{_listed(after.names)} now. {_ADVICE}"
+                    f"{_listed(after.names)} now. {_ADVICE}",
                 )
             same_shape = name in grouped or before.shape == after.shape
             if before.kind is not after.kind or not same_shape or before.dtype != after.dtype:
-                raise createPoptorchError(
+                raise misuse(
+                    ModelChangedError,
                     f"{before.kind.value} {name} was {type_text(before.dtype, before.shape)} when the model was "
-                    f"compiled, and is {after.kind.value.lower()} {type_text(after.dtype, after.shape)} now. {_ADVICE}"
+                    f"compiled, and is {after.kind.value.lower()} {type_text(after.dtype, after.shape)} now. {_ADVICE}",
                 )
             if training and before.kind is StateKind.PARAMETER and before.trained != after.trained:
                 how = ("froze", "not ") if before.trained else ("unfroze", "")
-                raise createPoptorchError(
+                raise misuse(
+                    ModelChangedError,
                     f"requires_grad_({after.trained}) {how[0]} parameter {name} after the model was compiled, so that "
-                    f"it should {how[1]}be trained from now on. {_ADVICE}"
+                    f"it should {how[1]}be trained from now on. {_ADVICE}",
                 )
         return {
             name: Replacement(known.tensor, now[name].tensor)
@@ -117,15 +122,17 @@ def _check_names(before: dict[str, _Known], now: dict[str, _Known]) -> None:
     """Refuse tensors that were added, removed or tied to others."""
     for name in now:
         if name not in before:
-            raise createPoptorchError(
+            raise misuse(
+                ModelChangedError,
                 f"{now[name].kind.value} {name} was added to the model after it was compiled, or is no longer the same "
-                f"tensor as another one. {_ADVICE}"
+                f"tensor as another one. {_ADVICE}",
             )
     for name in before:
         if name not in now:
-            raise createPoptorchError(
+            raise misuse(
+                ModelChangedError,
                 f"{before[name].kind.value} {name} was removed from the model after it was compiled, or is the same "
-                f"tensor as another one now. {_ADVICE}"
+                f"tensor as another one now. {_ADVICE}",
             )
 
 

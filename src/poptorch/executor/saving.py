@@ -19,7 +19,7 @@ from poptorch.capture.arguments import BoundCall
 from poptorch.capture.structure import Structure, TensorLeaf, unflatten, walk
 from poptorch.compiler.request import is_offline
 from poptorch.encoding import NotEncodable, to_plain
-from poptorch.errors import createPoptorchError
+from poptorch.errors import FileAccessError, createPoptorchError, misuse
 from poptorch.executable import file as container
 from poptorch.executable import portable
 from poptorch.executable.identity import identity
@@ -67,20 +67,21 @@ def _explained(filename: str) -> Iterator[None]:
         yield
     except OSError as error:
         what = error.strerror or str(error)
-        raise createPoptorchError(
-            f"Cannot save to {filename}: {what}. {kept}. Choose another place, or make room there."
+        raise misuse(
+            FileAccessError, f"Cannot save to {filename}: {what}. {kept}. Choose another place, or make room there."
         ) from error
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise createPoptorchError(
+        raise misuse(
+            FileAccessError,
             f"Cannot save to {filename}: there is not enough memory for a copy of what is saved. {kept}. Use "
-            "export_model=False and save state_dict() by itself, or destroy models that are not needed."
+            "export_model=False and save state_dict() by itself, or destroy models that are not needed.",
         ) from error
     except ValueError as error:
         if "null" not in str(error) and not isinstance(error, UnicodeError):
             raise
-        raise createPoptorchError(f"Cannot save to {filename!r}: this is no name of a file ({error}).") from error
+        raise misuse(FileAccessError, f"Cannot save to {filename!r}: this is no name of a file ({error}).") from error
 
 
 def _metadata(session: Session, exported: bool) -> dict[str, Any]:

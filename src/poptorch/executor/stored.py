@@ -21,7 +21,7 @@ from poptorch.compiler.lowering import restrict
 from poptorch.compiler.request import CompileRequest, loop_of, settings_of
 from poptorch.encoding import NotEncodable, from_plain
 from poptorch.enums import ConnectionType
-from poptorch.errors import Error, createPoptorchError
+from poptorch.errors import Error, FileFormatError, createPoptorchError, misuse
 from poptorch.executable import portable
 from poptorch.executable.file import File
 from poptorch.executable.identity import identity, loop_identity
@@ -81,7 +81,7 @@ class StoredExecutable:
         """Whether the model in it was unpickled, and runs: then its program belongs to that model."""
 
         if "metadata" not in self.file:
-            raise createPoptorchError(f"Invalid file {filename}: it does not contain Poptorch metadata")
+            raise misuse(FileFormatError, f"Invalid file {filename}: it does not contain Poptorch metadata")
         found = self.file.json("metadata")
         with self.file.reading("metadata"):
             self.metadata = _Metadata.of(found)
@@ -118,7 +118,7 @@ class StoredExecutable:
             with self.file.reading("inputs"):
                 return _bound(stored, from_plain(stored["call"], tensors))
         if "pickled inputs" not in self.file:
-            raise createPoptorchError(f"Invalid file {self.name}: Executable inputs are missing")
+            raise misuse(FileFormatError, f"Invalid file {self.name}: Executable inputs are missing")
         if not trusted:
             raise createPoptorchError(
                 f"The arguments that {self.name} was compiled for include objects that only pickle can restore, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from poptorch import environment
-from poptorch.errors import Error
+from poptorch.errors import Error, code_of
 from poptorch.frames import is_users
 from poptorch.runtime.failures import job_of
 
@@ -36,10 +37,19 @@ def folded(error: Exception) -> Exception:
     """
     if environment.FULL_TRACEBACK.read():
         return error
-    meant = isinstance(error, Error) or job_of(error) is not None
+    meant = isinstance(error, Error) or job_of(error) is not None or code_of(error) or _is_raised_here(error)
     if meant or has_users_frames(error):
         _fold(error)
     return error
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether a ``raise`` of this package made an error: it says what is wrong, and where in here says no more."""
+    entries = [*_entries(error.__traceback__)]
+    if not entries or not entries[-1].tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        return False
+    line = linecache.getline(entries[-1].tb_frame.f_code.co_filename, entries[-1].tb_lineno)
+    return bool(error.args) and line.lstrip().startswith("raise ")
 
 
 def has_users_frames(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from poptorch.errors import Error, createPoptorchError
-from poptorch.figures import byte_size, columns
+from poptorch.figures import Shown, byte_size, columns
 from poptorch.ipu_model.architecture import architecture
 from poptorch.ipu_model.estimation import estimate
 from poptorch.ipu_model.pipelining import autoPipeline
@@ -118,7 +118,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Shown):
     """Configurations, the best one first; prints as a table with the code of the best."""
 
     options: tuple[Candidate, ...]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poptorch.compiler.device_program import DeviceProgram
+from poptorch.figures import Shown
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.flow import Flow
@@ -40,7 +41,7 @@ class StageEstimate:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Shown):
     """Predicted time and memory of one call.
 
     Nothing in it is measured. ``assumptions`` lists what had to be assumed, ``uncovered_ops`` the operators whose cost

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from poptorch._logging import logger
-from poptorch.errors import createPoptorchError
+from poptorch.errors import NotCompiledError, createPoptorchError, misuse
 from poptorch.optim.attributes import VariableAttributes
 
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ class Optimizer(torch.optim.Optimizer):
                 logger.debug("Using cached optimiser state dict")
             return
         if bridge is None:
-            raise createPoptorchError(
+            raise misuse(
+                NotCompiledError,
                 "Model has not been compiled or has been destroyed. The optimizer's newest state went with "
-                "it: call state_dict() while the model is alive."
+                "it: call state_dict() while the model is alive.",
             )
         logger.debug("Writing optimiser state tensors from IPU to host.")
         # Before reading: a call of the model that another thread begins meanwhile makes the copy outdated again.

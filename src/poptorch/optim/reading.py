@@ -230,7 +230,7 @@ def read_group(
 
 def _refuse_unsupported_flags(kind: OptimizerType, group: Mapping[str, Any], *, strict: bool) -> None:
     if group.get("amsgrad", False):
-        raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported: leave out amsgrad=True.")
+        raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported: leave out amsgrad=True. [PT6004]")
     if kind.is_sgd and strict and group.get("nesterov", False):
         raise ValueError(
             "Nesterov momentum is currently not supported (with strictCompatibility: the original at release "

@@ -8,7 +8,7 @@ import torch
 
 from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy
-from poptorch.errors import Error, backend_error
+from poptorch.errors import Error, OptimizerReplacementError, backend_error
 from poptorch.optim.attributes import Attribute
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.reading import OptimizerType
@@ -183,7 +183,9 @@ def _mention_ignored(index: int, old: GroupSpec, new: GroupSpec) -> None:
 
 def _refused(reason: str) -> Error:
     advice = "" if "destroy()" in reason else " To use it, call destroy() on the model and wrap it again."
-    return backend_error(f"New optimizer is not a valid replacement. {_sentence(reason)}{advice}")
+    return backend_error(
+        f"New optimizer is not a valid replacement. {_sentence(reason)}{advice}", kind=OptimizerReplacementError
+    )
 
 
 def _sentence(text: str) -> str:

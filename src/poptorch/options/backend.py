@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from poptorch._logging import backend as log
-from poptorch.errors import Error, backend_error
+from poptorch.errors import Error, UnknownOptionError, backend_error
 from poptorch.options.backend_keys import (
     HARDWARE_INSTRUMENTATION,
     IPU_VERSIONS,
@@ -110,7 +110,7 @@ def _unknown(kind: Kind, key: str) -> Error:
         hint = f" It takes a value of kind {kinds[0]}."
     else:
         hint = suggestion(key, (name for known_kind, name in KNOWN_KEYS if known_kind == kind))
-    return backend_error(f"Unknown {kind} option {key}.{hint}")
+    return backend_error(f"Unknown {kind} option {key}.{hint}", kind=UnknownOptionError)
 
 
 def _validate_integer(known: BackendKey, value: int) -> None:

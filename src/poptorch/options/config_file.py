@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from poptorch.errors import Error
+from poptorch.errors import Error, coded
 from poptorch.options import config_values
 from poptorch_files import FileError, read_text
 
@@ -34,6 +34,11 @@ _MOST_NESTED = 20
 
 class ConfigFileError(Error):
     """A line of a configuration file is not a valid Python statement, or one that only trusted files may have."""
+
+    code = "PT3003"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(coded(message, self.code))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Freezable:
             what = f" (while setting {option!r})" if option else ""
             raise AttributeError(
                 f"{FROZEN_MESSAGE}{what}: they belong to a model or a data loader already. "
-                "Set options before you pass them on, or change a clone() and pass that."
+                "Set options before you pass them on, or change a clone() and pass that. [PT3001]"
             )
 
     def _freeze(self) -> None:

@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Any
 
 from poptorch import enums
-from poptorch.errors import Error
+from poptorch.errors import Error, coded
 from poptorch.options.comparison import all_settings, differences
 from poptorch.options.containers import suggestion
 from poptorch.options.rows import Option
@@ -39,7 +39,10 @@ def apply(options: Any, text: str, *, origin: str | None = None) -> None:
 class VariableError(Error, json.JSONDecodeError):
     """An environment variable with text that is no JSON: our error, and that of the JSON reader for its phrases."""
 
-    def __init__(self, message: str, problem: json.JSONDecodeError) -> None:
+    code = "PT3004"
+
+    def __init__(self, text: str, problem: json.JSONDecodeError) -> None:
+        message = coded(text, self.code)
         Exception.__init__(self, f"'poptorch_py_error': {message}")
         self.type, self.location = "poptorch_py_error", ""
         self.message = self.msg = message

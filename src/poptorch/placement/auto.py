@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from poptorch import work
 from poptorch.ambient import Placement
 from poptorch.errors import createPoptorchError
-from poptorch.figures import byte_size, columns
+from poptorch.figures import Shown, byte_size, columns
 from poptorch.placement.blocks import BeginBlock, BlockHook
 from poptorch.placement.counting import MAX_IPUS_PER_PROCESS, pipeline_stages
 from poptorch.placement.strategies import ExecutionStrategy, PipelinedExecution
@@ -47,7 +47,7 @@ class AutoStagePart:
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Shown):
     """What :func:`poptorch.autoPipeline` decided; prints as a table."""
 
     stages: tuple[AutoStagePart, ...]

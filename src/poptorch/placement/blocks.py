@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +18,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from poptorch import ambient
-from poptorch.errors import createPoptorchError
+from poptorch.errors import BlockTwiceError, createPoptorchError, misuse
+from poptorch.frames import warn_user
 from poptorch.placement.strategies import BlockId, ExecutionStrategy, PipelinedExecution
 
 P = ParamSpec("P")
@@ -255,13 +257,34 @@ def BeginBlock(layer_to_call: Any, user_id: BlockId | None = None, ipu_id: int |
             )
         return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
     if _hooks_of(layer_to_call):
-        raise createPoptorchError(
+        raise misuse(
+            BlockTwiceError,
             f"module has already been assigned to a block: {type(layer_to_call).__name__} carries "
             f"{layer_to_call._forward_pre_hooks[_hooks_of(layer_to_call)[0]]!r}. "
-            "Call poptorch.removeBlocks(module) before annotating it again."
+            "Call poptorch.removeBlocks(module) before annotating it again.",
+        )
+    if _compiled.get(id(layer_to_call)) is layer_to_call:
+        warn_user(
+            f"BeginBlock has no effect on a model that is compiled already, of which this "
+            f"{type(layer_to_call).__name__} is a part. Call it before the first call, or destroy() and wrap again."
         )
     BlockHook(user_id, ipu_id).attach(layer_to_call)
     return layer_to_call
+
+
+_compiled: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+"""Modules that are part of a program; by their ``id``, because modules may be equal without being the same."""
+
+
+def note_compiled(model: torch.nn.Module) -> None:
+    """From here on a new block in ``model`` comes too late."""
+    _compiled.update({id(module): module for module in model.modules()})
+
+
+def forget_compiled(model: torch.nn.Module) -> None:
+    """The program of ``model`` is gone: it may be divided anew."""
+    for module in model.modules():
+        _compiled.pop(id(module), None)
 
 
 def removeBlocks(module: torch.nn.Module) -> None:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from poptorch import _logging
 from poptorch.ambient import Placement
-from poptorch.errors import backend_error, createPoptorchError
+from poptorch.errors import (
+    AccumulationError,
+    IpuCountError,
+    PipelineTooShortError,
+    StageOrderError,
+    TooManyIpusError,
+    backend_error,
+    misuse,
+)
 from poptorch.placement.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,
@@ -153,7 +161,8 @@ def check_ipu_count(
         raise backend_error(
             f"Too many IPUs requested ({required}). Experiments that need more than {MAX_IPUS_PER_PROCESS} IPUs need "
             f"distributed execution: start several processes, for instance with poprun. The model asks for "
-            f"{per_replica} IPUs for each of {replication_factor} replicas."
+            f"{per_replica} IPUs for each of {replication_factor} replicas.",
+            kind=TooManyIpusError,
         )
     reserved = next_power_of_two(required)
     if required not in (0, reserved) and hardware and not auto_round:
@@ -162,7 +171,8 @@ def check_ipu_count(
             f"{reserved} in order to allow the model to run, because PopTorch must reserve a power of 2 or "
             "maximum of 64 IPUs per process. Please reconfigure your model to use a different number of "
             f"IPUs or set poptorch.Options().autoRoundNumIPUs(True). {reserved - required} IPUs would then stay idle."
-            f"{details}"
+            f"{details}",
+            kind=IpuCountError,
         )
     return required
 
@@ -211,12 +221,15 @@ def check_pipeline_depth(
             "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number "
             f"of pipeline stages ({needed}) when using poptorch.PipelinedExecution. Please note that a model with "
             f"{forward} pipeline stages in PopTorch will have an additional {forward - 1} stages when training. "
-            f"It is {gradient_accumulation}.{list_stages(stages)}"
+            f"It is {gradient_accumulation}.{list_stages(stages)}",
+            kind=PipelineTooShortError,
         )
     if not training and device_iterations < needed:
         raise backend_error(
             "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline "
-            f"stages ({needed}) when using poptorch.PipelinedExecution. It is {device_iterations}.{list_stages(stages)}"
+            f"stages ({needed}) when using poptorch.PipelinedExecution. It is {device_iterations}."
+            f"{list_stages(stages)}",
+            kind=PipelineTooShortError,
         )
 
 
@@ -239,9 +252,10 @@ def check_inference_accumulation(strategy: ExecutionStrategy, gradient_accumulat
         if _is_pipelined(strategy)
         else ""
     )
-    raise createPoptorchError(
+    raise misuse(
+        AccumulationError,
         "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default "
-        f"value (1) when running a poptorch.inferenceModel().{hint} It is {gradient_accumulation}."
+        f"value (1) when running a poptorch.inferenceModel().{hint} It is {gradient_accumulation}.",
     )
 
 
@@ -255,7 +269,8 @@ def check_stage_order(strategy: ExecutionStrategy, edges: Iterable[tuple[Placeme
                 f"{_where(consumer)} uses a value of {_where(producer)}: the stages of a pipeline must not "
                 "decrease along the data flow. Use "
                 "poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement), or list the stages in the "
-                "order in which they run."
+                "order in which they run.",
+                kind=StageOrderError,
             )
 
 
@@ -271,7 +286,8 @@ def check_phase_ipus(strategy: ExecutionStrategy, placements: Sequence[Placement
             raise backend_error(
                 f"{_where(placement)} is in phase {placement.phase}: in poptorch.ParallelPhasedExecution "
                 "even phases must run on even IPUs and odd phases on odd IPUs. Change the IPUs with "
-                "Phase.ipus or Stage.ipu."
+                "Phase.ipus or Stage.ipu.",
+                kind=StageOrderError,
             )
 
 

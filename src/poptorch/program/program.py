@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from poptorch.ambient import Placement
 from poptorch.enums import OverlapMode
+from poptorch.figures import Shown
 from poptorch.program.naming import value_labels
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import OpInfo, Sweep, has_info, info_of
@@ -53,7 +54,7 @@ class Port:
 
 
 @dataclass
-class Program:
+class Program(Shown):
     """Everything the compiler knows of one micro-batch."""
 
     graph_module: fx.GraphModule

@@ -6,6 +6,7 @@ import os
 from functools import cached_property
 from pathlib import Path
 
+from poptorch.figures import Shown
 from poptorch.report.execution import Execution
 from poptorch.report.files import Profile, load
 from poptorch.report.objects import IPU, Compilation
@@ -13,7 +14,7 @@ from poptorch.report.programs import Program, ProgramVisitor
 from poptorch.report.summary import as_text, summary
 
 
-class Report:
+class Report(Shown):
     """A saved report: what was compiled, and how it ran. Prints as its summary."""
 
     def __init__(self, profile: Profile) -> None:

@@ -161,6 +161,11 @@ def _text_row(chart: Chart, row: str, columns: int) -> str:
     return "".join(cells)
 
 
+def charts(ticks: Sequence[Tick], spans: Sequence[Span]) -> list[Chart]:
+    """What the strategy asks for and, if something ran, what was measured."""
+    return [ideal_chart(ticks), *([measured_chart(spans)] if spans else [])]
+
+
 def save(path: str | Path, ticks: Sequence[Tick], spans: Sequence[Span]) -> Path:
     """Write the picture; the suffix of ``path`` chooses the format."""
     path = Path(path)
@@ -168,13 +173,12 @@ def save(path: str | Path, ticks: Sequence[Tick], spans: Sequence[Span]) -> Path
         raise createPoptorchError(
             f"Cannot draw a schedule as {path.name!r}: the suffix must be one of {', '.join(FORMATS)}."
         )
-    charts = [ideal_chart(ticks), *([measured_chart(spans)] if spans else [])]
     if path.suffix == ".txt":
         path.write_text(as_text(ticks, spans) + "\n", encoding="utf-8")
     elif path.suffix == ".svg":
-        path.write_text(as_svg(charts), encoding="utf-8")
+        path.write_text(as_svg(charts(ticks, spans)), encoding="utf-8")
     else:
-        _save_png(path, charts)
+        _save_png(path, charts(ticks, spans))
     return path
 
 

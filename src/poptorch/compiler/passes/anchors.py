@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.passes.summary import UNCHANGED, summary
-from poptorch.errors import createPoptorchError
+from poptorch.errors import UnknownTensorError, misuse
 from poptorch.program.naming import value_labels
 from poptorch.program.outputs import Output, OutputKind
 from poptorch.program.program import Program, Role
@@ -62,9 +62,10 @@ def anchor_values(program: Program, context: Context) -> str:
         if value is None:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f" Did you mean one of {close}?" if close else ""
-            raise createPoptorchError(
+            raise misuse(
+                UnknownTensorError,
                 f"Cannot anchor {name!r}: the compiled model has no tensor of this name.{hint} "
-                "Use a name that getTensorNames() of the compiled model lists."
+                "Use a name that getTensorNames() of the compiled model lists.",
             )
         found.append((Output(OutputKind.ANCHOR, name), value))
     program.set_outputs([*program.returned(), *found])

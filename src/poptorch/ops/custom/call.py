@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from poptorch import ambient
-from poptorch.errors import Error, createPoptorchError
+from poptorch.errors import createPoptorchError
 from poptorch.ops import builtin
 from poptorch.ops._library import define, separate
 from poptorch.ops.builtin.calling import DEVICE_TYPES
@@ -183,7 +183,7 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise Error(
+        raise createPoptorchError(
             f"The gradient of custom op {ctx.label} is needed, but the operator has none: implement "
             "getGradOps() in C++ or pass gradient= to poptorch.registerCustomOp, or detach() its inputs."
         )
