@@ -46,6 +46,7 @@ FOUNDATION = (
     "interrupts",
     "startup",
     "replicas",
+    "libraries",
 )
 
 ROAD = {"options", "placement", "ops", "optim", "program", "schedule", "devices"}

@@ -236,6 +236,14 @@ CODEGEN = Choice(
     _AT_COMPILE,
     choices=("interpret", "native", "auto"),
 )
+PRODUCTS = Choice(
+    "POPTORCH_PRODUCTS",
+    "auto",
+    "The library that multiplies float32 matrices: mkl (what torch's own operators call), onednn, or auto: for each "
+    "product the one that was faster when this machine was calibrated, which happens once and takes under a second.",
+    _AT_COMPILE,
+    choices=("mkl", "onednn", "auto"),
+)
 FULL_TRACEBACK = Flag(
     "POPTORCH_FULL_TRACEBACK",
     False,
@@ -426,6 +434,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[int | None] | V
     VERIFY,
     DUMP,
     CODEGEN,
+    PRODUCTS,
     FULL_TRACEBACK,
     KEEP_MEMORY,
     GROUP,

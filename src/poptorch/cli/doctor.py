@@ -50,6 +50,7 @@ def findings() -> tuple[dict[str, Section], list[str]]:
         "versions": _versions(),
         "machine": _machine(),
         "native code": _native_code(problems),
+        "matrix products": _products(problems),
         "files": _files(problems),
         "virtual IPUs": _devices(problems),
         "options that differ from the defaults": _options(problems),
@@ -136,6 +137,34 @@ def _first_line(command: list[str]) -> str:
     except (OSError, subprocess.SubprocessError) as problem:
         return f"does not run ({problem})"
     return done.stdout.partition("\n")[0].strip()
+
+
+def _products(problems: list[str]) -> Section:
+    """Which library multiplies what; a machine that was not calibrated is, which takes half a second."""
+    import torch
+
+    from poptorch.libraries import choice, onednn
+
+    try:
+        wanted = choice.requested()
+    except Error as problem:
+        problems.append(problem.message)
+        return {}
+    rows = {"chosen by": f"POPTORCH_PRODUCTS={wanted}"}
+    if wanted != "auto":
+        return rows
+    if not onednn.is_there():
+        return {**rows, "libraries": "MKL alone: this torch has no oneDNN that multiplies float32"}
+    threads = torch.get_num_threads()
+    libraries = choice.libraries_for([choice.Product(512, 512, 512)], threads)
+    measured = libraries.calibration
+    if measured is None:
+        return {**rows, "libraries": "MKL alone: no calibration could be kept, or torch was told to use it"}
+    rows["calibration"] = f"{measured.identity}, {measured.seconds:.2f} s"
+    for product in choice.EXAMPLES:
+        gain = 2 ** measured.gain(product.kind, product.sizes, threads)
+        rows[f"{product}"] = f"{libraries.choose(product).value} (oneDNN {gain:.2f} times as fast as MKL)"
+    return rows
 
 
 def _files(problems: list[str]) -> Section:

@@ -14,6 +14,7 @@ from poptorch.compiler.passes.stages import Edge, StageProgram
 from poptorch.compiler.passes.writes import Carried
 from poptorch.executable.groups import HostLoop
 from poptorch.executable.host_program import HostProgram
+from poptorch.libraries.choice import MKL_ALONE, Libraries
 from poptorch.program.graphs import acts_in_order
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Program, Role
@@ -154,6 +155,9 @@ class HostCode:
 
     formats: Mapping[str, torch.memory_format] = field(default_factory=dict)
     """How ``step`` wants a parameter and its optimizer state to lie in memory, where not in rows."""
+
+    libraries: Libraries = MKL_ALONE
+    """What multiplies matrices."""
 
     native_after: int | None = None
     """After how many calls native code is to replace this; ``None``: never (again)."""

@@ -10,9 +10,10 @@ from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.observers import Dump
 from poptorch.compiler.passes.context import Context, PassSettings
 from poptorch.compiler.passes.slots import Division
-from poptorch.compiler.passes.stages import Cut, split
+from poptorch.compiler.passes.stages import Cut, StageProgram, split
 from poptorch.compiler.pipeline import lower
 from poptorch.compiler.plan import whole_stage
+from poptorch.devices.cores import CoreShare
 from poptorch.errors import createPoptorchError
 from poptorch.executable.groups import HostLoop, group_size_of
 from poptorch.executable.host_code import ELSEWHERE, Code, HostCode, HostStage
@@ -20,8 +21,10 @@ from poptorch.host.factoring import NO_PRODUCTS, in_factors
 from poptorch.host.grouping.choice import group
 from poptorch.host.interpret.code import generate, generate_flat, generate_step
 from poptorch.host.levels import calls_at_first_level, level_for
+from poptorch.host.libraries import libraries_of, products_of
 from poptorch.host.recomputation import dividing_passes, own_way
 from poptorch.host.width import width
+from poptorch.libraries.choice import MKL_ALONE, Libraries
 from poptorch.program.finality import gradient_buckets
 from poptorch.program.graphs import copy_of
 from poptorch.program.opinfo import info_of
@@ -46,6 +49,7 @@ class Build:
     dump: Dump | None = None
     native_after: int | None = None
     cut: Cut | None = None
+    libraries: Libraries = MKL_ALONE
     stages: tuple[HostStage, ...] = ()
     update: Code | None = None
     shards: tuple[Code, ...] = ()
@@ -60,6 +64,20 @@ class Build:
         """Whether one stage on one replica is everything."""
         device = self.device
         return device.plan.whole and device.loop.replicas == 1 and not device.settings.groups
+
+    @property
+    def described(self) -> tuple[StageProgram, ...]:
+        """The stages of the plan, as the host computes them."""
+        plan = self.device.plan
+        if plan.whole:
+            return (whole_stage(self.program),)
+        return plan.stages if self.cut is None else tuple(self.cut.stages)
+
+    @property
+    def width(self) -> int:
+        """How many of them are worth running at once."""
+        device = self.device
+        return width(device.plan, [s for s in self.described if device.runs(s)], device.loop.replicas)
 
     def listing(self) -> str:
         """What there is so far: host programs, or else the program that they will compute."""
@@ -113,16 +131,21 @@ def divide(build: Build) -> str:
     return f"recompute {context.summaries['recompute']}"
 
 
+def choose_libraries(build: Build) -> str:
+    """Which library multiplies matrices: for each product the one that is faster on this machine."""
+    threads = CoreShare.of(build.width).threads
+    build.libraries = libraries_of(build.program, threads)
+    return build.libraries.summary(products_of(build.program))
+
+
 def generate_stages(build: Build) -> str:
     """Straight-line Python for each stage."""
     device = build.device
     accumulates = device.settings.training and device.loop.micro_batches_per_update > 1
-    described = device.plan.stages if build.cut is None else tuple(build.cut.stages)
-    if device.plan.whole:
-        described = (whole_stage(build.program),)
+    described = build.described
     buckets = exchanged_buckets(device, build.program)
     build.stages = tuple(
-        HostStage(stage, _generated(stage.program, buckets, accumulates), buckets)
+        HostStage(stage, _generated(stage.program, buckets, accumulates, build.libraries), buckets)
         if device.runs(stage)
         else HostStage(stage, ELSEWHERE)
         for stage in described
@@ -132,11 +155,11 @@ def generate_stages(build: Build) -> str:
     return made + (f", gradients in {len(buckets)} buckets" if buckets else "")
 
 
-def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool) -> Code:
+def _generated(program: Program, buckets: Sequence[Sequence[str]], accumulates: bool, libraries: Libraries) -> Code:
     def made() -> Code:
         positions = bucket_positions(program, buckets)
         factored, products = in_factors(program) if accumulates else (program, NO_PRODUCTS)
-        return generate(factored, buckets=positions, products=products)
+        return generate(factored, buckets=positions, products=products, libraries=libraries)
 
     return Code.when_needed(made)
 
@@ -179,7 +202,7 @@ def join_update(build: Build) -> str:
     update = device.update
     if update is None or not updates_every_time(device, build.is_alone) or build.native_after == 0:
         return "apart"
-    build.step = generate_step(device.program, update.graph_module.graph, update.names)
+    build.step = generate_step(device.program, update.graph_module.graph, update.names, build.libraries)
     return "apart" if build.step is None else "in the backward pass"
 
 
@@ -187,6 +210,7 @@ HOST_STEPS: tuple[Step, ...] = (
     Step("level", choose_level, "the same program changes to native code at the same call every time"),
     Step("group micro-batches", group_micro_batches, "a host multiplies few rows at half the speed of many"),
     Step("divide", divide, "after grouping: recomputation copies operations, which would be grouped twice"),
+    Step("matrix products", choose_libraries, "which library is faster depends on the machine, and is known of it"),
     Step("stage code", generate_stages, "each stage runs on its own"),
     Step("update code", generate_update, "after the gradients of all micro-batches"),
     Step("update in backward", join_update, "last: it needs the programs of both"),
@@ -213,12 +237,13 @@ def build_host(device: DeviceProgram, dump: Dump | None = None) -> HostCode:
         stages=build.stages,
         edges=plan.edges if build.cut is None else tuple(build.cut.edges),
         carried=plan.carried if build.cut is None else tuple(build.cut.carried),
-        width=width(plan, [s.description for s in build.stages if device.runs(s.description)], device.loop.replicas),
+        width=build.width,
         alone=build.is_alone,
         update=build.update,
         shards=build.shards,
         step=build.step,
         native_after=build.native_after,
+        libraries=build.libraries,
         log=tuple(log),
     )
 

@@ -17,6 +17,7 @@ import torch
 from poptorch import environment
 from poptorch._logging import log_once
 from poptorch.host.cost import ONE_CORE_SECONDS, PYTHON_SHOWS_SECONDS, SWITCH_AFTER_SECONDS, estimated_seconds
+from poptorch.host.libraries import libraries_of
 from poptorch.host.native.inductor import Entry, Target, compiler_exists
 from poptorch.ops.traits import Kind, traits_of
 from poptorch.program.graphs import memory_root
@@ -108,7 +109,7 @@ def entry_for(program: Program, beside_others: bool = False) -> Entry:
 def target_for(program: Program, threads: int, beside_others: bool = False) -> Target:
     """What to compile a program for, where a kernel may use so many cores: one, if waking others takes longer."""
     tiny = estimated_seconds(program) < ONE_CORE_SECONDS
-    return Target(1 if tiny else threads, entry_for(program, beside_others))
+    return Target(1 if tiny else threads, entry_for(program, beside_others), libraries_of(program, threads))
 
 
 def calls_before_switch(program: Program, micro_batches: int) -> int:

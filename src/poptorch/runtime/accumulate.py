@@ -28,7 +28,8 @@ class GradientAccumulator:
         """Whether its memory is used again; not where the update needs only a shard of it, and it is soon gone."""
 
         self._totals: list[torch.Tensor] | None = None
-        self._products = [WaitingProducts(self._running, executable.code.loop.replicas) for _ in self._names]
+        code = executable.code
+        self._products = [WaitingProducts(self._running, code.loop.replicas, code.libraries) for _ in self._names]
         self._seen = 0
 
     def add(self, gradients: Sequence[Gradient], replica: int = 0, at_once: bool = True) -> None:

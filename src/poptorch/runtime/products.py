@@ -8,6 +8,7 @@ from collections import deque
 import torch
 
 from poptorch.executable.groups import MANY_REPLICAS
+from poptorch.libraries.choice import MKL_ALONE, Libraries
 from poptorch.runtime.values.factored import Product
 
 
@@ -20,8 +21,9 @@ class WaitingProducts:
     number alone, and groups of them are added in order: the result does not depend on who computed what, and when.
     """
 
-    def __init__(self, running: bool, replicas: int) -> None:
+    def __init__(self, running: bool, replicas: int, libraries: Libraries = MKL_ALONE) -> None:
         self._running = running
+        self._libraries = libraries
         self._share = 4 if replicas >= MANY_REPLICAS else 2
         self._waiting: list[Product] = []
         self._elements = 0
@@ -84,6 +86,6 @@ class WaitingProducts:
         product = Product.sum(group)
         group.clear()  # the factors themselves are no longer needed
         if self._running:
-            product.add_to(total, keep=before / self._added, share=1.0 / self._added)
+            product.add_to(total, keep=before / self._added, share=1.0 / self._added, libraries=self._libraries)
         else:
-            product.add_to(total, keep=1.0 if before else 0.0)
+            product.add_to(total, keep=1.0 if before else 0.0, libraries=self._libraries)

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from poptorch.libraries import onednn
+from poptorch.libraries.choice import MKL_ALONE, Libraries
 from poptorch.ops.traits import traits_of
 
 
@@ -38,6 +40,9 @@ _known: dict[Any, Callable[..., Any]] = {}
 class Bindings:
     """Looks up callables, and remembers what it found."""
 
+    def __init__(self, libraries: Libraries = MKL_ALONE) -> None:
+        self._libraries = libraries
+
     def find(self, node: fx.Node) -> Callable[..., Any]:
         """What to call for this node."""
         target: Any = node.target
@@ -47,11 +52,20 @@ class Bindings:
             return _saving_for_backward
         if target is _VIEW and _layout_may_differ(node.args[0]):
             return torch.reshape
+        if target in _PRODUCTS and self._by_onednn(node):
+            return _PRODUCTS[target]
         key = (target, _kinds(node.args), tuple(sorted((k, _kinds((v,))) for k, v in node.kwargs.items())))
         found = _known.get(key)
         if found is None:
             found = _known[key] = self._fastest(node)
         return found
+
+    def _by_onednn(self, node: fx.Node) -> bool:
+        """Whether another library is faster than the operator; one that scales its operands keeps to it."""
+        if node.kwargs:
+            return False
+        left, right = (operand.meta["val"] for operand in node.args[-2:])  # type: ignore[union-attr]
+        return self._libraries.takes_onednn(left, right)
 
     def _fastest(self, node: fx.Node) -> Callable[..., Any]:
         target: Any = node.target
@@ -63,6 +77,13 @@ class Bindings:
                     return candidate
         return target._op  # skips one Python frame of OpOverload.__call__
 
+
+_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.mm.default: onednn.matmul,
+    torch.ops.aten.bmm.default: onednn.matmul,
+    torch.ops.aten.addmm.default: onednn.addmm,
+    torch.ops.aten.baddbmm.default: onednn.baddbmm,
+}
 
 _VIEW: Any = torch.ops.aten.view.default
 

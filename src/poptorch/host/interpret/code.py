@@ -44,6 +44,7 @@ from poptorch.host.interpret.lines import TABLE, LineTable, Watch
 from poptorch.host.interpret.stochastic import StochasticInPlace, stochastic_rounding
 from poptorch.host.interpret.update_in_backward import join_update
 from poptorch.host.running.rendering import Naming, render
+from poptorch.libraries.choice import MKL_ALONE, Libraries
 from poptorch.ops.traits import traits_of
 from poptorch.program.numerics import Numerics
 from poptorch.program.opinfo import FIRST_ROUNDING_STREAM, info_of
@@ -62,13 +63,17 @@ _GROUPS = {
 
 
 def generate(
-    program: Program, watch: Watch | None = None, buckets: Buckets = (), products: Products = NO_PRODUCTS
+    program: Program,
+    watch: Watch | None = None,
+    buckets: Buckets = (),
+    products: Products = NO_PRODUCTS,
+    libraries: Libraries = MKL_ALONE,
 ) -> Code:
     """``run(parameters, buffers, constants, inputs, loss_scale, random) -> outputs`` for one micro-batch.
 
     ``watch`` is told of every operation, right after it: for looking on, not for speed. With ``buckets``, positions of
     outputs, there is one argument more: ``hand(bucket, values)`` is called as soon as all values of a bucket are final.
-    These are not returned. ``products`` says which outputs are factors of each other.
+    These are not returned. ``products`` says which outputs are factors of each other, ``libraries`` what multiplies.
     """
     count = len(program.outputs) - len(products)
     if buckets:
@@ -77,7 +82,7 @@ def generate(
     # Weights that the program itself writes to have no copies that outlive the write.
     written = {port.name for port in program.mutated()}
     weights = {n: p.index for n, p in placeholders if p.role is Role.PARAMETER and p.name not in written}
-    writer = _Writer(program.graph_module, program.numerics, weights, watch)
+    writer = _Writer(program.graph_module, program.numerics, weights, watch, libraries)
     writer.table.ports = dict(placeholders)
     for bucket in buckets:
         writer.bucket_products.append([(i, products[at].transposed) for i, at in enumerate(bucket) if at in products])
@@ -90,7 +95,9 @@ def generate(
     return writer.finish("micro_batch", count, {} if buckets else products)
 
 
-def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> Code | None:
+def generate_step(
+    program: Program, update: fx.Graph, names: Sequence[str], libraries: Libraries = MKL_ALONE
+) -> Code | None:
     """``run(parameters, buffers, constants, inputs, loss_scale, random, state_and_hyper) -> outputs`` with the update.
 
     The outputs are the program's without the gradients, which are dropped as they are used up. ``None`` where the
@@ -99,7 +106,7 @@ def generate_step(program: Program, update: fx.Graph, names: Sequence[str]) -> C
     step = join_update(program, update, names)
     if step is None:
         return None
-    writer = _Writer(step.graph_module, program.numerics)
+    writer = _Writer(step.graph_module, program.numerics, libraries=libraries)
     writer.table.ports = dict(zip(step.ports, program.ports, strict=True))
     for role, group in _GROUPS.items():
         nodes = zip(step.ports, program.ports, strict=True)
@@ -128,6 +135,7 @@ class _Writer:
         numerics: Numerics,
         weights: dict[fx.Node, int] | None = None,
         watch: Watch | None = None,
+        libraries: Libraries = MKL_ALONE,
     ) -> None:
         self._module = graph_module
         self._numerics = numerics
@@ -136,7 +144,7 @@ class _Writer:
         self._watch = watch
         self._wide: dict[fx.Node, int] = {}
         self._roundings = FIRST_ROUNDING_STREAM
-        self._bindings = Bindings()
+        self._bindings = Bindings(libraries)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._callables: dict[int, str] = {}
         self._numbers: dict[fx.Node, int] = {}

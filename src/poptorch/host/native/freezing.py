@@ -17,6 +17,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from poptorch.host.native.preparation import Preparation
+from poptorch.host.native.products import packed_operator
+from poptorch.libraries.choice import Libraries, Library, Product
 
 aten = torch.ops.aten
 
@@ -24,9 +26,15 @@ _ROUNDS = 8
 """Batch norm is four binary operations after a convolution, each folded in one round."""
 
 
-def freeze(graph_module: fx.GraphModule, mode: FakeTensorMode, weights: Mapping[fx.Node, torch.Tensor]) -> Preparation:
+def freeze(
+    graph_module: fx.GraphModule,
+    mode: FakeTensorMode,
+    weights: Mapping[fx.Node, torch.Tensor],
+    libraries: Libraries,
+) -> Preparation:
     """Fold, hoist and pack all that depends on ``weights`` (placeholders, with their descriptions).
 
+    ``libraries`` says for which of them weights are packed.
     The graph loses these inputs and gains, after all others, what the preparation computes.
     """
     from torch._inductor import config
@@ -48,6 +56,7 @@ def freeze(graph_module: fx.GraphModule, mode: FakeTensorMode, weights: Mapping[
             preparation.hoist()
     for pattern in freezing_patterns.pass_patterns:
         pattern.apply(graph)
+    _packed_for_onednn(graph, libraries)
     _own_linear(graph)
     stable_topological_sort(graph)
     preparation.hoist()
@@ -67,6 +76,27 @@ def _transposed_aside(graph: fx.Graph) -> Iterator[None]:
     finally:
         for node in graph.find_nodes(op="call_function", target=aten.convolution_overrideable.default):
             node.target = aten.convolution.default
+
+
+def _packed_for_onednn(graph: fx.Graph, libraries: Libraries) -> None:
+    """Layers that oneDNN multiplies faster have their weights packed for it; Inductor packs all of them for MKL."""
+    if not torch._C.has_mkl:
+        return
+    for node in graph.find_nodes(op="call_function", target=torch.ops.mkl._mkl_linear):
+        x, _, transposed, bias, rows = node.args
+        weight = transposed.args[0].meta["val"]  # the pattern transposed it
+        if weight.dtype is not torch.float32:
+            continue
+        product = Product(rows, weight.shape[0], weight.shape[1], (False, True), packed=True)
+        if libraries.choose(product) is Library.ONEDNN:
+            with graph.inserting_before(node):
+                packed = graph.call_function(torch.ops.mkldnn._reorder_linear_weight, (transposed, rows))
+                total = graph.call_function(packed_operator(), (x, packed))
+                if bias is not None:
+                    total = graph.call_function(aten.add.Tensor, (total, bias))
+            node.replace_all_uses_with(total)
+            total.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+            graph.erase_node(node)
 
 
 def _own_linear(graph: fx.Graph) -> None:

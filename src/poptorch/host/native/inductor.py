@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from poptorch.executable.host_program import Kernel as HostKernel
 from poptorch.host.native.async_compile import prepare_compiler, wait_later
+from poptorch.libraries.choice import MKL_ALONE, Libraries
 
 aten = torch.ops.aten
 
@@ -48,6 +49,8 @@ class Target:
     """The number of cores that one kernel may use; Inductor builds it into the code."""
 
     entry: Entry = Entry.PYTHON
+    libraries: Libraries = MKL_ALONE
+    """What multiplies matrices."""
 
 
 def compiler_exists() -> bool:
@@ -247,7 +250,7 @@ def _settings(target: Target, common: int) -> Iterator[None]:
         "cpp_wrapper": target.entry is Entry.CPP,
         "size_asserts": False,
         "nan_asserts": False,
-        "post_grad_custom_post_pass": FasterForms(),
+        "post_grad_custom_post_pass": FasterForms(target.libraries),
         "score_fusion_memory_threshold": max(config.score_fusion_memory_threshold, common + 1),
     }
     with config.patch(changes):

@@ -308,7 +308,7 @@ def prepare_weights(draft: Draft) -> HostProgram:
     frozen = [p.role in state and (p.role, p.index) not in written for p in program.ports] + [False]  # the key
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     weights = {n: f for n, f, stays in zip(placeholders, draft.fakes, frozen, strict=True) if stays}
-    preparation = freeze(graph_module, draft.mode, weights)
+    preparation = freeze(graph_module, draft.mode, weights, draft.target.libraries)
     sources = tuple(n for n, stays in zip(call.inputs, frozen, strict=True) if stays)
     moving = tuple(n for n, stays in zip(call.inputs, frozen, strict=True) if not stays)
     made = tuple(draft.new(f"prepared_{i}", fake) for i, fake in enumerate(preparation.descriptions))

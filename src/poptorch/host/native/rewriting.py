@@ -12,6 +12,9 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.fx_passes import reinplace
 
+from poptorch.host.native import products
+from poptorch.host.native.products import multiply_by_onednn
+from poptorch.libraries.choice import Libraries
 from poptorch.program.graphs import memory_root
 
 aten = torch.ops.aten
@@ -26,15 +29,19 @@ _LEAST_ELEMENTS = 1 << 14
 class FasterForms(CustomGraphPass):
     """All of the choices."""
 
+    def __init__(self, libraries: Libraries) -> None:
+        self._libraries = libraries
+
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph."""
         take_biases_apart(graph)
         sum_columns_by_products(graph)
+        multiply_by_onednn(graph, self._libraries)
         write_lists_at_the_end()
 
     def uuid(self) -> object:
         """What Inductor's cache tells versions of this apart by."""
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files((__file__, products.__file__)), self._libraries.identity
 
 
 # -- biases --------------------------------------------------------------------------------------------------------

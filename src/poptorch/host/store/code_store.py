@@ -166,6 +166,7 @@ def code_key(kind: str, program: Program | None, update: UpdateProgram | None, t
             "update": None if update is None else update_digest(update),
             "threads": target.threads,
             "entry": target.entry.value,
+            "libraries": target.libraries.identity,
             "around": surroundings(),
         }
     )

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from poptorch.libraries import onednn
+
 _LOADERS = frozenset({"cpp_pybinding", "load_pybinding"})
 """Inductor's functions that compile a kernel and load it."""
 
@@ -124,6 +126,7 @@ class _ExternKernels:
     def __init__(self) -> None:
         for name in _SIMPLE:
             setattr(self, name, getattr(torch, name))
+        self.poptorch_matmul = onednn.matmul_out
 
     def __getattr__(self, name: str) -> Any:
         from torch._inductor import lowering  # noqa: F401  fills the namespace

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from poptorch.libraries import onednn
+from poptorch.libraries.choice import MKL_ALONE, Libraries
+
 
 @dataclass(frozen=True)
 class Product:
@@ -51,9 +54,15 @@ class Product:
         """The matrix itself."""
         return torch.mm(*self.factors)
 
-    def add_to(self, total: torch.Tensor, *, keep: float = 1.0, share: float = 1.0) -> None:
+    def add_to(
+        self, total: torch.Tensor, *, keep: float = 1.0, share: float = 1.0, libraries: Libraries = MKL_ALONE
+    ) -> None:
         """``keep`` times ``total`` and ``share`` times the product, in place; ``keep=0`` looks at nothing."""
-        total.addmm_(*self.factors, beta=keep, alpha=share)
+        left, right = self.factors
+        if total.dtype is torch.float32 and total.is_contiguous() and libraries.takes_onednn(left, right):
+            onednn.matmul_into(left, right, total, keep, share)
+        else:
+            total.addmm_(left, right, beta=keep, alpha=share)
 
     @staticmethod
     def sum(products: Sequence[Product]) -> Product:
