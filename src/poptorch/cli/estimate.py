@@ -26,7 +26,9 @@ def add_to(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("estimate", help="predict cycles, memory and latency of a model on IPUs")
     parser.add_argument("function", help=f"a function without arguments: script.py:function. {_EXPECTED}")
-    parser.add_argument("--arch", default="bow", help=f"{', '.join(ARCHITECTURES)} (bow by default)")
+    parser.add_argument(
+        "--arch", help=f"{', '.join(ARCHITECTURES)}; by default that of the virtual system (POPTORCH_SYSTEM), which is mk2"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KNOB=VALUE", help="say otherwise about the chip: clock=1.5e9"
     )
@@ -72,7 +74,7 @@ def _function(text: str) -> Any:
     return function
 
 
-def _estimate(made: Any, arch: str, knobs: dict[str, Any]) -> Estimate:
+def _estimate(made: Any, arch: str | None, knobs: dict[str, Any]) -> Estimate:
     if isinstance(made, Estimate):
         return made
     if isinstance(made, tuple) and made:

@@ -6,9 +6,8 @@ from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.request import is_offline, uses_ipu_model
-from poptorch.devices.system import system
 from poptorch.errors import Error, createPoptorchError
-from poptorch.ipu_model.architecture import ARCHITECTURES, Architecture, architecture
+from poptorch.ipu_model.architecture import ARCHITECTURES, DEFAULT, Architecture, architecture
 from poptorch.ipu_model.estimation import estimate_program
 from poptorch.ipu_model.page import verdict
 from poptorch.ipu_model.result import Estimate
@@ -26,11 +25,10 @@ def chip_for(options: Options) -> Architecture:
         version = environment.ipu_model_version().rpartition(":")[2]
         small = not options.exists("use_model") and environment.ipu_model_request().small
         known = version in ARCHITECTURES or version.startswith("ipu")
-        return architecture(version if known else "mk2", **({"tiles": _SMALL_TILES} if small else {}))
+        return architecture(version if known else DEFAULT, **({"tiles": _SMALL_TILES} if small else {}))
     if is_offline(options):
-        return architecture(_OFFLINE.get(int(options.ipu_version), "mk2"))
-    present = system()
-    return architecture("mk2" if present is None else present.architecture)
+        return architecture(_OFFLINE.get(int(options.ipu_version), DEFAULT))
+    return architecture()
 
 
 def estimate_for(device: DeviceProgram, options: Options) -> Estimate:

@@ -158,7 +158,7 @@ def advise(
     *example_inputs: Any,
     ipus: int,
     optimizer: torch.optim.Optimizer | None = None,
-    arch: str = "bow",
+    arch: str | None = None,
     tries: int = 40,
     show: int = 5,
     **knobs: float,
@@ -196,7 +196,7 @@ class _Search:
         options: Options,
         inputs: Sequence[Any],
         optimizer: torch.optim.Optimizer | None,
-        arch: str,
+        arch: str | None,
         knobs: dict[str, float],
         tries: int,
     ) -> None:

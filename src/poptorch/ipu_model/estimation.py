@@ -40,7 +40,7 @@ def estimate(
     options: Options | None = None,
     *example_inputs: Any,
     optimizer: torch.optim.Optimizer | None = None,
-    arch: str = "bow",
+    arch: str | None = None,
     keywords: Mapping[str, Any] | None = None,
     **knobs: float,
 ) -> Estimate:
@@ -51,8 +51,9 @@ def estimate(
     and types matter. With an ``optimizer`` the estimate is about training. A wrapped model has options and an
     optimizer of its own; give ``None`` for the options then, and no inputs if it is compiled.
 
-    ``arch`` is ``"mk1"``, ``"mk2"``, ``"bow"`` or ``"c600"``; other keywords change what is said about the chip, such
-    as ``clock`` or ``link_bandwidth``.
+    ``arch`` is ``"mk1"``, ``"mk2"``, ``"bow"`` or ``"c600"``; by default that of this machine's virtual system, which
+    is Mk2 unless ``POPTORCH_SYSTEM`` says otherwise. Other keywords change what is said about the chip, such as
+    ``clock`` or ``link_bandwidth``.
 
     >>> import poptorch
     >>> model = torch.nn.Linear(512, 512, device="meta")

@@ -21,7 +21,7 @@ def autoPipeline(
     options: Any = None,
     *,
     verbose: bool = True,
-    arch: str = "bow",
+    arch: str | None = None,
 ) -> Split:
     """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages take equal time.
 
