@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.book import OpRecord
+from poptorch.ipu_model.findings import Finding, Trials, Tried, findings_of, ways_to_fit
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.memory import IpuMemory
 from poptorch.ipu_model.page import comparison_text, page
-from poptorch.ipu_model.suggestions import suggestions_for
 from poptorch.ipu_model.timeline import SlotTime, Timeline
+from poptorch.ipu_model.trials import Bench
 from poptorch.ipu_model.updating import UpdateCosts
 
 
@@ -67,6 +69,9 @@ class Estimate:
 
     update: UpdateCosts = field(default_factory=UpdateCosts, repr=False)
     """The operations of one weight update."""
+
+    bench: Bench | None = field(default=None, repr=False, compare=False)
+    """What tries changes of the model; nothing if only its program is known."""
 
     @property
     def replicas(self) -> int:
@@ -130,9 +135,23 @@ class Estimate:
         each = sum(slot.flops for slot in self.timeline.slots)
         return each * loop.device_iterations * loop.gradient_accumulation * self.replicas
 
+    def ipu(self, number: int) -> IpuMemory:
+        """The memory of one IPU, by its number."""
+        return next(ipu for ipu in self.ipus if ipu.ipu == number)
+
+    @cached_property
+    def ways_to_fit(self) -> tuple[tuple[int, Tried], ...]:
+        """Changes that free memory on IPUs which do not fit, each tried."""
+        return () if self.fits else tuple(ways_to_fit(self, Trials(self)))
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What stands out, the most urgent first. Every change that it names was tried, and brings what it says."""
+        return findings_of(self)
+
     def suggestions(self) -> list[str]:
-        """What would make IPUs fit that do not."""
-        return suggestions_for(self.flow, self.ipus)
+        """What makes IPUs fit that do not: a line for each change that helped when it was tried."""
+        return [f"IPU {ipu}: {tried.text}: {tried.effect(ipu)}" for ipu, tried in self.ways_to_fit]
 
     def compare(self, other: Estimate) -> str:
         """Both estimates side by side, for people."""
@@ -173,6 +192,7 @@ class Estimate:
                 for stage in self.stages
             ],
             "suggestions": self.suggestions(),
+            "findings": [finding.to_dict() for finding in self.findings],
             "assumptions": list(self.assumptions),
             "uncovered_ops": dict(self.uncovered_ops),
         }

@@ -45,8 +45,8 @@ class Recomputation(enum.IntEnum):
     """Compute normalisations, and the activation functions that follow them, again."""
 
     PIPELINE = 3
-    """Keep the inputs of each pipeline stage, and checkpoints. The last stage runs its backward pass right after its forward
-    pass, so there what comes after the last checkpoint is kept, too: it would be computed twice in a row for nothing."""
+    """Keep the inputs of each pipeline stage, and checkpoints. The last stage runs backward right after it ran forward:
+    there, what comes after the last checkpoint is kept, too. It would be computed twice in a row for nothing."""
 
     EVERYTHING = 4
     """Keep the inputs of each part."""
