@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from poptorch.compiler.device_program import DeviceProgram
@@ -17,6 +20,10 @@ from poptorch.ipu_model.page import comparison_text, page
 from poptorch.ipu_model.timeline import SlotTime, Timeline
 from poptorch.ipu_model.trials import Bench
 from poptorch.ipu_model.updating import UpdateCosts
+
+
+_WRITER = "poptorch.report.page.saving:write_estimate"
+"""Reports stand above the IPU Model, which imports nothing of them: it knows the name of what writes one."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,18 @@ class Estimate:
     def suggestions(self) -> list[str]:
         """What makes IPUs fit that do not: a line for each change that helped when it was tried."""
         return [f"IPU {ipu}: {tried.text}: {tried.effect(ipu)}" for ipu, tried in self.ways_to_fit]
+
+    def save(self, file: str | os.PathLike[str], name: str = "estimate") -> Path:
+        """Write a file: ``.html`` for a page, ``.json`` for all figures, ``.txt``; a name without an end is a folder.
+
+        >>> import tempfile, torch, poptorch
+        >>> found = poptorch.ipu_model.estimate(torch.nn.Linear(8, 4), None, torch.ones(2, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found.save(f"{folder}/linear.json").name
+        'linear.json'
+        """
+        write = pkgutil.resolve_name(_WRITER)
+        return Path(write(Path(file), self, name))
 
     def compare(self, other: Estimate) -> str:
         """Both estimates side by side, for people."""
