@@ -27,7 +27,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("estimate", help="predict cycles, memory and latency of a model on IPUs")
     parser.add_argument("function", help=f"a function without arguments: script.py:function. {_EXPECTED}")
     parser.add_argument(
-        "--arch", help=f"{', '.join(ARCHITECTURES)}; by default that of the virtual system (POPTORCH_SYSTEM), which is mk2"
+        "--arch",
+        help=f"{', '.join(ARCHITECTURES)}; by default that of the virtual system (POPTORCH_SYSTEM), which is mk2",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KNOB=VALUE", help="say otherwise about the chip: clock=1.5e9"

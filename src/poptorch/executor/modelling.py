@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.compiler.request import is_offline, uses_ipu_model
+from poptorch.compiler.request import CompileRequest, is_offline, uses_ipu_model
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ipu_model.architecture import ARCHITECTURES, DEFAULT, Architecture, architecture
 from poptorch.ipu_model.estimation import estimate_program
 from poptorch.ipu_model.page import verdict
 from poptorch.ipu_model.result import Estimate
+from poptorch.ipu_model.trials import Bench
 from poptorch.options import Options
 from poptorch.options.engine import engine_options, is_true
 
@@ -31,18 +34,20 @@ def chip_for(options: Options) -> Architecture:
     return architecture()
 
 
-def estimate_for(device: DeviceProgram, options: Options) -> Estimate:
-    """What a compiled program costs on the IPUs that it is for."""
-    return estimate_program(device, chip_for(options))
+def estimate_for(device: DeviceProgram, options: Options, request: CompileRequest | None = None) -> Estimate:
+    """What a compiled program costs on its IPUs; with what it was compiled from, changes can be tried."""
+    chip = chip_for(options)
+    found = estimate_program(device, chip)
+    return found if request is None else dataclasses.replace(found, bench=Bench(request, chip))
 
 
-def give_verdict(device: DeviceProgram, options: Options) -> Estimate | None:
+def give_verdict(device: DeviceProgram, options: Options, request: CompileRequest | None = None) -> Estimate | None:
     """Say what does not fit: a warning, or an error if the engine options forbid to go on.
 
     A program that the model cannot describe still runs: that is a warning, and there is no estimate.
     """
     try:
-        found = estimate_for(device, options)
+        found = estimate_for(device, options, request)
     except Error as why:
         logger.warning("The IPU Model has no estimate of this program: %s", why)
         return None

@@ -13,11 +13,9 @@ from poptorch.enums import OverlapMode
 from poptorch.ipu_model.settings import CostSettings
 from poptorch.ipu_model.trials import Change
 from poptorch.options import Options, TensorLocationSettings
-from poptorch.program.opinfo import has_info, info_of, set_info
 from poptorch.program.program import Program, Role
 
 if TYPE_CHECKING:
-    from poptorch.ambient import Placement
     from poptorch.ipu_model.result import Estimate
 
 _SHARES = (0.1, 0.2, 0.3, 0.6, 0.9)
@@ -173,7 +171,8 @@ def half_model(estimate: Estimate) -> Iterator[Change]:
     """The model and its inputs in float16."""
     import torch
 
-    if any(port.dtype is torch.float32 for port in estimate.device.program.ports_of(Role.PARAMETER)):
+    ports = estimate.device.program.ports
+    if any(port.dtype is torch.float32 for port in ports if port.role in (Role.PARAMETER, Role.INPUT)):
         yield Change("weights and inputs in float16", "model.half()", half=True)
 
 
@@ -218,36 +217,21 @@ def state_on_chip(estimate: Estimate) -> Iterator[Change]:
 
 def moved_blocks(estimate: Estimate, ipu: int, most: int = 3) -> Iterator[Change]:
     """Give the blocks at either end of an IPU to its neighbour: one block, two, and so on."""
-    where = {part.ipu: part for part in estimate.device.plan.parts}
+    used = {part.ipu for part in estimate.device.plan.parts}
     blocks = blocks_of(estimate, ipu)
-    for neighbour, order in ((ipu + 1, blocks[::-1]), (ipu - 1, blocks)):
-        if neighbour not in where:
-            continue
-        target = _placement_on(estimate, neighbour)
-        for count in range(1, min(most, len(order) - 1) + 1):
-            moved = order[:count]
-            title = f"move {listed(moved if neighbour < ipu else moved[::-1])} to IPU {neighbour}"
-            if neighbour > ipu:
-                title = f"move the split to {moved[-1]}, with {listed(moved[::-1])} on IPU {neighbour}"
-                code = f"poptorch.BeginBlock({_module(moved[-1])}, ipu_id={neighbour})"
-            else:
-                code = f"poptorch.BeginBlock({_module(order[count])}, ipu_id={ipu})"
-
-            def move(program: Program, moved: list[str] = moved, target: Placement = target) -> None:
-                for node in program.operations():
-                    info = info_of(node)
-                    if has_info(node) and block_of(info.scope) in moved:
-                        set_info(node, info.but(placement=target))
-
-            yield Change(title, code, edit=move)
+    for count in range(1, min(most, len(blocks) - 1) + 1):
+        if ipu + 1 in used:
+            moved = blocks[-count:]
+            title = f"move the split to {moved[0]}, with {listed(moved)} on IPU {ipu + 1}"
+            yield Change(title, _begins(moved[0], ipu + 1), blocks=((moved[0], ipu + 1),))
+        if ipu - 1 in used:
+            moved, following = blocks[:count], blocks[count]
+            title = f"move the split to {following}, with {listed(moved)} on IPU {ipu - 1}"
+            yield Change(title, _begins(following, ipu), blocks=((moved[0], ipu - 1), (following, ipu)))
 
 
-def _placement_on(estimate: Estimate, ipu: int) -> Placement:
-    return next(p for p in estimate.device.undivided.placements() if p.ipu == ipu)
-
-
-def _module(block: str) -> str:
-    return f'model.get_submodule("{block}")'
+def _begins(block: str, ipu: int) -> str:
+    return f'poptorch.BeginBlock(model.get_submodule("{block}"), ipu_id={ipu})'
 
 
 def blocks_of(estimate: Estimate, ipu: int) -> list[str]:

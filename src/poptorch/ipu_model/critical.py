@@ -1,4 +1,4 @@
-"""What the time of a call is spent on: the passes that decide about it, their lines, and how near to the peak they are."""
+"""The passes that decide about the time of a call, the user's lines in them, and how near to the peak they are."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from poptorch.ipu_model.timeline import SlotTime, Timeline
 from poptorch.ipu_model.trials import Bench
 from poptorch.ipu_model.updating import UpdateCosts
 
-
 _WRITER = "poptorch.report.page.saving:write_estimate"
 """Reports stand above the IPU Model, which imports nothing of them: it knows the name of what writes one."""
 

@@ -1,4 +1,4 @@
-"""What the time of a call is lost on: from the slowest stage to the user's line, and how far that is from the peak."""
+"""What the time of a call is lost on: from the slowest stage to the user's line, and how far from the peak that is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from poptorch.ipu_model import changes
 from poptorch.ipu_model.critical import CriticalPath, Line, critical_path
-from poptorch.ipu_model.findings import HINT, NOTE, Finding, Tried, Trials
+from poptorch.ipu_model.findings import HINT, NOTE, Finding, Trials, Tried
 
 if TYPE_CHECKING:
     from poptorch.ipu_model.result import Estimate
@@ -113,7 +113,8 @@ def _roofline(estimate: Estimate, path: CriticalPath) -> Finding:
         names = ", ".join(sorted(f"{_name(a)} with partial sums in {_name(b)}" for a, b in types))
         text += f" The products ({names}) reach {ideal / busy:.0%} of the peak of the matrix units"
         text += f"; without recomputation, {useful / busy:.0%}." if useful < ideal else "."
-        text += f" At that peak, and with nothing else changed, the passes would take {1 - busy / path.cycles + ideal / path.cycles:.0%} of the time."
+        rest = 1 - (busy - ideal) / path.cycles
+        text += f" At that peak, and with nothing else changed, the passes would take {rest:.0%} of the time."
     else:
         text += " Nothing runs in the matrix units."
     if estimate.bubble > 0.01:
@@ -145,8 +146,8 @@ def _precision(estimate: Estimate, path: CriticalPath, trials: Trials) -> Iterat
         if tried is not None:
             yield _tried(
                 "precision", f"Products in float32 take {wide / path.cycles:.0%} of {_where(path, estimate)}",
-                "In float16 the matrix units are two to four times as fast, and half as much moves between tiles.", tried,
-                "operations", tried.speed,
+                "In float16 the matrix units are two to four times as fast, and half as much moves between tiles.",
+                tried, "operations", tried.speed,
             )  # fmt: skip
     elif sums > _LONG * path.cycles:
         tried = trials.fastest(changes.half_partials(estimate))
@@ -169,7 +170,8 @@ def _few_tiles(estimate: Estimate, path: CriticalPath) -> Iterator[Finding]:
         if r.cycles.total and 0 < max((s.tiles for s in r.cost.steps), default=0) < _FEW_TILES * estimate.chip.tiles
     ]  # fmt: skip
     share = sum(r.cycles.total for r in few) / path.cycles
-    if share > _LONG:
+    named = {line.source for line in path.lines()[:3] if line.cycles > _HOT * path.cycles}
+    if share > _LONG and sum(r.cycles.total for r in few if r.source not in named) > 0.5 * share * path.cycles:
         worst = sorted(few, key=lambda r: -r.cycles.total)[:3]
         names = ", ".join(f"{r.name} ({max(s.tiles for s in r.cost.steps)} tiles)" for r in worst)
         yield Finding(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from poptorch.compiler.lowering import Rewritten, rewrite
 from poptorch.compiler.request import CompileRequest, loop_of
 from poptorch.errors import Error
 from poptorch.options import Options
+from poptorch.placement.blocks import BeginBlock
 from poptorch.program.program import Program
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ class Change:
 
     longer: int = 1
     """So many times the micro-batches of a call, and of its inputs."""
+
+    blocks: tuple[tuple[str, int], ...] = ()
+    """Modules that begin a block, each with its IPU; later marks of a module win."""
 
     half: bool = False
     """Whether the model and its inputs become float16."""
@@ -101,7 +106,8 @@ class Bench:
             if change.options is not None:
                 change.options(options)
         half = any(change.half for change in changes)
-        program = self._program(options, half, math.prod(change.longer for change in changes))
+        blocks = tuple(block for change in changes for block in change.blocks)
+        program = self._program(options, half, blocks, math.prod(change.longer for change in changes))
 
         def edit(copied: Program) -> None:
             for change in changes:
@@ -116,21 +122,36 @@ class Bench:
         """The same; nothing for what cannot be."""
         try:
             return self.estimate(*changes)
-        except (Error, AssertionError, RuntimeError, TypeError, ValueError):
+        except (Error, AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
             return None  # such as a pipeline that is too short: then it is no way to do it
 
-    def _program(self, options: Options, half: bool, longer: int) -> Rewritten:
+    def _program(self, options: Options, half: bool, blocks: tuple[tuple[str, int], ...], longer: int) -> Rewritten:
         assert self._request is not None
         request = self._request
         backend = options._Popart.options
         cuts = loop_of(options, request.training).input_factor / longer
-        key = cuts, half, *(str(backend.get(name)) for name in _PASSES)
+        key = cuts, half, blocks, *(str(backend.get(name)) for name in _PASSES)
         if key not in self._programs:
             if longer == 1:
                 request = dataclasses.replace(request, options=options)
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), _annotated(request.model, blocks):
                 self._programs[key] = rewrite(_halved(request) if half else request)
         return self._programs[key]
+
+
+@contextlib.contextmanager
+def _annotated(model: nn.Module, blocks: tuple[tuple[str, int], ...]) -> Iterator[None]:
+    """Meanwhile, these modules begin blocks, too."""
+    modules = [model.get_submodule(name) for name, _ in blocks]
+    before = [(module, dict(module._forward_pre_hooks)) for module in modules]
+    try:
+        for module, (_, ipu) in zip(modules, blocks, strict=True):
+            BeginBlock(module, ipu_id=ipu)
+        yield
+    finally:
+        for module, hooks in before:
+            module._forward_pre_hooks.clear()
+            module._forward_pre_hooks.update(hooks)
 
 
 def _halved(request: CompileRequest) -> CompileRequest:

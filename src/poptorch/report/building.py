@@ -181,7 +181,10 @@ def _liveness(estimate: Estimate, operations: Table) -> Table:
 
 
 def _variables(estimate: Estimate) -> Table:
-    """Tensors on tiles, and what operations need for themselves. Steps count the liveness steps of all IPUs; ``ALWAYS`` stands for all of them."""
+    """Tensors on tiles, and what operations need for themselves.
+
+    Steps count the liveness steps of all IPUs; ``ALWAYS`` stands for all of them.
+    """
     found = Rows(
         name=str, category=str, layer=str, ipu=int, bytes=float, first_tile=int, tiles=int, tile_bytes=float,
         first_step=int, last_step=int,

@@ -26,8 +26,8 @@ def _measured(profile: Profile) -> Iterator[Finding]:
         mean = sum(run["seconds"] for run in runs) / len(runs)
         yield Finding(
             NOTE, "measured", f"A call took {mean * 1e3:,.1f} ms on this host",
-            f"The IPU Model expects {profile.document['estimate']['seconds'] * 1e3:,.3f} ms on IPUs. Times of this host "
-            "say nothing about IPUs.", tab="host",
+            f"The IPU Model expects {profile.document['estimate']['seconds'] * 1e3:,.3f} ms on IPUs. Times of this "
+            "host say nothing about IPUs.", tab="host",
         )  # fmt: skip
 
 

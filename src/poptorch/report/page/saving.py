@@ -29,7 +29,9 @@ def write_estimate(file: Path, estimate: Estimate, name: str) -> Path:
     profile = build_profile(estimate, name, {})
     if file.suffix:
         if write_page_as(file, profile) is None:
-            raise createPoptorchError(f"There is no {file}: pages need plotly and jinja2 (pip install 'poptorch[report]').")
+            raise createPoptorchError(
+                f"There is no {file}: pages need plotly and jinja2 (pip install 'poptorch[report]')."
+            )
         return file
     file.mkdir(parents=True, exist_ok=True)
     ReportWriter()(file, profile)
