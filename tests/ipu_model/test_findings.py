@@ -128,7 +128,8 @@ class TestPlanted:
         top = first(found)
         assert top.kind == "host"
         assert "GB/s" in top.text
-        assert top.action and "samples/s +" in top.effect
+        assert top.action
+        assert "samples/s +" in top.effect
 
 
 class TestHonesty:

@@ -35,6 +35,12 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--meta", action="store_true", help="call the function with meta as the default device")
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write a page (.html), all figures (.json), a text (.txt) or a folder",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -47,6 +53,13 @@ def _run(chosen: argparse.Namespace) -> int:
         print(why, file=sys.stderr)
         return 2
     print(json.dumps(found.to_dict(), indent=2) if chosen.json else found)
+    if chosen.report is not None:
+        try:
+            written = found.save(chosen.report, chosen.function.rpartition(":")[2])
+        except (Error, OSError) as why:
+            print(why, file=sys.stderr)
+            return 2
+        print(f"Report: {written}", file=sys.stderr)
     return 0 if found.fits else 1
 
 

@@ -74,8 +74,7 @@ def _memory(estimate: Estimate) -> list[str]:
 
 
 def _verdict(estimate: Estimate) -> list[str]:
-    lines = [line for ipu in estimate.ipus if not ipu.fits for line in verdict(ipu)]
-    return lines
+    return [line for ipu in estimate.ipus if not ipu.fits for line in verdict(ipu)]
 
 
 def _findings(estimate: Estimate) -> list[str]:
