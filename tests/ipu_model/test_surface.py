@@ -43,7 +43,7 @@ def script(tmp_path):
 class TestShell:
     def test_a_page(self, script, capsys):
         assert main(["estimate", f"{script}:model", "--meta"]) == 0
-        assert "inference on 1 bow IPU" in capsys.readouterr().out
+        assert "inference on 1 mk2 IPU" in capsys.readouterr().out
 
     def test_figures_for_tools(self, script, capsys):
         assert main(["estimate", f"{script}:training", "--json", "--arch", "mk2", "--set", "clock=1e9"]) == 0

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from poptorch.ipu_model.architecture import Architecture, architecture
 from poptorch.ipu_model.costing import cost_of
 from poptorch.ipu_model.settings import CostSettings
-from poptorch.placement.auto import Split, divide
+from poptorch.placement.auto import Price, Split, divide
 
 
 def autoPipeline(
@@ -36,9 +36,13 @@ def autoPipeline(
       1  2             50.0%    32.5 KiB
     balance 100%
     """
+    return divide(model, num_ipus, example_inputs, options, cycle_price(options, architecture(arch)), verbose=verbose)
+
+
+def cycle_price(options: Any, chip: Architecture) -> Price:
+    """What operations cost, in cycles."""
     backend = {} if options is None else getattr(getattr(options, "_Popart", None), "options", {})
-    price = _Cycles(architecture(arch), CostSettings.of(backend))
-    return divide(model, num_ipus, example_inputs, options, price, verbose=verbose)
+    return _Cycles(chip, CostSettings.of(backend))
 
 
 class _Cycles:
@@ -64,4 +68,4 @@ class _Cycles:
         return cost_of(node, self._chip, self._settings).cycles(self._chip)
 
 
-__all__ = ["autoPipeline"]
+__all__ = ["autoPipeline", "cycle_price"]
