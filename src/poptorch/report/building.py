@@ -34,13 +34,28 @@ def build_profile(estimate: Estimate, name: str, settings: Mapping[str, str]) ->
             tables["programs"][column][:] = 0.0
     else:
         tables["jobs"] = jobs_of(estimate)
+    lines: frozenset[str] = frozenset()
     if not is_true(settings, "autoReport.outputDebugInfo", True):
-        del tables["operations"]["source"]
+        lines = frozenset(tables["operations"].pop("source").tolist()) - {""}
     tables["tiles"] = _tiles(estimate)
     tables["liveness"] = _liveness(estimate, tables["operations"])
     if is_true(settings, "autoReport.outputLoweredVars", True):
         tables["variables"] = _variables(estimate)
-    return Profile(_document(estimate, name, settings, tables), tables)
+    return Profile(_without(lines, _document(estimate, name, settings, tables)), tables)
+
+
+def _without(lines: frozenset[str], part: Any) -> Any:
+    """The same without the user's lines, wherever a text names them."""
+    if not lines:
+        return part
+    if isinstance(part, dict):
+        return {key: _without(lines, value) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_without(lines, value) for value in part]
+    if isinstance(part, str):
+        for line in sorted(lines, key=len, reverse=True):
+            part = part.replace(line, "a line")
+    return part
 
 
 def _document(

@@ -25,7 +25,7 @@ function insightsTab(report, panel, open) {
               {},
               h(
                 "button",
-                { type: "button", class: "link", onclick: () => open(it.tab) },
+                { type: "button", class: "link", onclick: () => open(it.tab, it.operation) },
                 `Show in ${tabTitle(it.tab)}`,
               ),
             )
