@@ -129,7 +129,7 @@ def train(model: Classifier, data: TensorDataset) -> tuple[list[tuple[float, flo
                 progress.set_postfix(loss=f"{curve[-1][0]:.4f}")
                 progress.update()
     print(f"The training program: {len(list(training.program.operations()))} operations for one batch of {BATCH}.")
-    estimate = poptorch.ipu_model.estimate(training, arch="bow")  # what the same program would take on silicon
+    estimate = poptorch.ipu_model.estimate(training)  # what the same program would take on silicon
     training.destroy()  # the weights are in the model; the report is complete
     return curve, estimate
 

@@ -109,6 +109,48 @@ def test_pipelines_recompute_all_but_the_last_stage():
     assert again[2] == 0
 
 
+class CheckedLast(nn.Module):
+    """Two parts; the last one has three layers, with checkpoints after some of them."""
+
+    def __init__(self, checkpoints):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.checkpoints = checkpoints
+
+    def forward(self, x, target):
+        poptorch.Block.start("0", ipu_id=0)
+        x = torch.sigmoid(self.layers[0](x))
+        poptorch.Block.start("1", ipu_id=1)
+        for index, function in ((1, torch.tanh), (2, torch.sigmoid), (3, nn.functional.gelu)):
+            x = function(self.layers[index](x))
+            if index in self.checkpoints:
+                x = poptorch.recomputationCheckpoint(x)
+        return nn.functional.mse_loss(x, target)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "again"),
+    [
+        ((), []),
+        ((1,), ["addmm", "tanh"]),
+        ((2,), ["addmm", "tanh", "addmm", "sigmoid"]),
+        ((1, 2), ["addmm", "sigmoid", "addmm", "tanh"]),
+        ((3,), ["addmm", "tanh", "addmm", "sigmoid", "addmm"]),  # the gelu itself is kept: it is the checkpoint
+    ],
+)
+def test_the_last_stage_recomputes_what_comes_before_its_last_checkpoint(checkpoints, again):
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    executor = poptorch.trainingModel(CheckedLast(checkpoints), options)
+    executor.compile(torch.ones(8, 4), torch.ones(8, 4))
+    (backward,) = [stage for stage in executor.plan.stages if stage.backward and stage.part == 1]
+    names = [n.target._schema.name for n in backward.program.operations() if info_of(n).recomputed and not is_view(n)]
+    assert [name.removeprefix("aten::") for name in names] == again
+    own = {edge.name for edge in executor.plan.kept if edge.producer == 1}
+    assert ("tanh" in own) is (not checkpoints)  # the memory between the two passes says the same
+    assert len([name for name in own if name.startswith("recomputation_checkpoint")]) == len(checkpoints)
+
+
 def test_the_host_computes_again_what_it_is_told_to():
     executor = training_executor((0, 1, 2), 3)
     stages = [s.description for s in executor.executable.code.stages]

@@ -98,6 +98,18 @@ class TestFigures:
         assert fast.seconds < slow.seconds
 
 
+class TestSaving:
+    def test_forms(self, tmp_path):
+        found = estimate(Layers().to("meta"), poptorch.Options(), inputs(2))
+        assert json.loads(found.save(tmp_path / "x.json").read_text())["cycles"] == found.cycles
+        assert "throughput" in found.save(tmp_path / "x.txt").read_text()
+        assert "<html" in found.save(tmp_path / "x.html", "layers").read_text()
+        report = poptorch.report.openReport(found.save(tmp_path / "folder"))
+        assert report.compilation.target.architecture is not None
+        with pytest.raises(poptorch.Error, match="saved as"):
+            found.save(tmp_path / "x.pdf")
+
+
 class TestPipelines:
     def test_stochastic_rounding_does_not_change_what_is_computed_again(self):
         found = []

@@ -11,7 +11,7 @@ from torch import nn
 
 import poptorch
 from poptorch.cli import main
-from poptorch.ipu_model import advise
+from poptorch.ipu_model import advice, advise
 
 SCRIPT = """
 import torch, poptorch
@@ -43,7 +43,7 @@ def script(tmp_path):
 class TestShell:
     def test_a_page(self, script, capsys):
         assert main(["estimate", f"{script}:model", "--meta"]) == 0
-        assert "inference on 1 bow IPU" in capsys.readouterr().out
+        assert "inference on 1 mk2 IPU" in capsys.readouterr().out
 
     def test_figures_for_tools(self, script, capsys):
         assert main(["estimate", f"{script}:training", "--json", "--arch", "mk2", "--set", "clock=1e9"]) == 0
@@ -141,6 +141,36 @@ class TestAdvice:
         names = {"poptorch": poptorch, "model": model}
         exec(best.code, names)
         assert poptorch.ipu_model.estimate(model, names["options"], inputs).cycles == best.estimate.cycles
+
+    def test_a_model_is_captured_once_for_each_size_of_micro_batches(self, monkeypatch):
+        captured = []
+        original = advice.rewrite
+        monkeypatch.setattr(advice, "rewrite", lambda request: captured.append(1) or original(request))
+        found = advise(self.layers(), None, torch.empty(16, 256, device="meta"), ipus=2, tries=12)
+        assert len(captured) <= 5 < found.tried
+
+    def test_it_is_as_good_as_trying_everything(self):
+        model, inputs = self.layers(), torch.empty(8, 256, device="meta")
+        best = advise(model, None, inputs, ipus=2).best
+        everything = []
+        for start in range(4):
+            for rows in (1, 2, 4, 8):
+                for share in (0.1, 0.6):
+                    stages = 2 if start else 1
+                    options = poptorch.Options().deviceIterations(8 // rows // (1 if start else 2) or 1)
+                    if 8 // rows < 2:
+                        continue
+                    options.replicationFactor(1 if start else 2)
+                    options.setAvailableMemoryProportion({f"IPU{ipu}": share for ipu in range(stages)})
+                    if start:
+                        poptorch.BeginBlock(model[start], ipu_id=1)
+                    everything.append(poptorch.ipu_model.estimate(model, options, inputs).throughput)
+                    poptorch.removeBlocks(model)
+        assert best.throughput >= 0.95 * max(everything)
+
+    def test_it_says_what_limits(self):
+        found = advise(self.layers(), None, torch.empty(16, 256, device="meta"), ipus=2, tries=6)
+        assert f"limited by {found.best.estimate.bound_by}" in str(found)
 
     def test_annotations_are_left_alone(self):
         model = self.layers()

@@ -138,3 +138,18 @@ def test_strategies_that_do_not_fit():
     options.setExecutionStrategy(poptorch.SerialPhasedExecution("stage 0", "stage 1"))
     with pytest.raises(poptorch.Error, match="not for SerialPhasedExecution"):
         poptorch.autoPipeline(wide(), 2, torch.ones(4, 32), options)
+
+
+def test_a_module_that_costs_nothing_is_no_border():
+    """The end of a layer is a dropout of probability 0: the stage begins with the next layer, not inside of this one."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(16, 16), nn.Dropout(0.0)
+
+        def forward(self, x):
+            return self.dropout(self.linear(x))
+
+    split = poptorch.autoPipeline(nn.Sequential(*(Layer() for _ in range(4))), 2, torch.ones(2, 16), verbose=False)
+    assert [stage.first_module for stage in split.stages] == ["", "2"]

@@ -26,12 +26,21 @@ def add_to(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("estimate", help="predict cycles, memory and latency of a model on IPUs")
     parser.add_argument("function", help=f"a function without arguments: script.py:function. {_EXPECTED}")
-    parser.add_argument("--arch", default="bow", help=f"{', '.join(ARCHITECTURES)} (bow by default)")
+    parser.add_argument(
+        "--arch",
+        help=f"{', '.join(ARCHITECTURES)}; by default that of the virtual system (POPTORCH_SYSTEM), which is mk2",
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KNOB=VALUE", help="say otherwise about the chip: clock=1.5e9"
     )
     parser.add_argument("--meta", action="store_true", help="call the function with meta as the default device")
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write a page (.html), all figures (.json), a text (.txt) or a folder",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -44,6 +53,13 @@ def _run(chosen: argparse.Namespace) -> int:
         print(why, file=sys.stderr)
         return 2
     print(json.dumps(found.to_dict(), indent=2) if chosen.json else found)
+    if chosen.report is not None:
+        try:
+            written = found.save(chosen.report, chosen.function.rpartition(":")[2])
+        except (Error, OSError) as why:
+            print(why, file=sys.stderr)
+            return 2
+        print(f"Report: {written}", file=sys.stderr)
     return 0 if found.fits else 1
 
 
@@ -72,7 +88,7 @@ def _function(text: str) -> Any:
     return function
 
 
-def _estimate(made: Any, arch: str, knobs: dict[str, Any]) -> Estimate:
+def _estimate(made: Any, arch: str | None, knobs: dict[str, Any]) -> Estimate:
     if isinstance(made, Estimate):
         return made
     if isinstance(made, tuple) and made:

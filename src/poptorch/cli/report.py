@@ -19,8 +19,15 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("report", help="show what a report says about memory and time of a model")
     parser.add_argument("folder", type=Path, help="a folder with profile.pop, or with such folders")
     parser.add_argument(
-        "--compare", type=Path, metavar="OTHER", help="write a page with this report, another one and their differences"
+        "--compare",
+        type=Path,
+        metavar="OTHER",
+        help="print the differences from this report to another one, and write a page with both",
     )
+    parser.add_argument(
+        "--tolerance", type=float, default=1.0, metavar="PERCENT",
+        help="with --compare: what the other report may be worse by before the exit status is 3 (1 by default)",
+    )  # fmt: skip
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="plain text, on a terminal as well")
     form.add_argument("--json", action="store_true", help="all figures as JSON; of several reports, by name")
@@ -30,7 +37,7 @@ def add_to(commands: Any) -> None:
 def _run(chosen: argparse.Namespace) -> int:
     profiles = _profiles(chosen.folder)
     if chosen.compare is not None:
-        return _compare(profiles, _profiles(chosen.compare))
+        return _compare(profiles, _profiles(chosen.compare), chosen.json, chosen.tolerance / 100)
     pages = _write_pages(profiles)  # before the text: `… | head` closes the pipe early
     if chosen.json:
         described = {folder.name: profile.described() for folder, profile in profiles.items()}
@@ -80,9 +87,15 @@ def _write_pages(profiles: dict[Path, Profile]) -> list[Path]:
     return pages
 
 
-def _compare(ours: dict[Path, Profile], theirs: dict[Path, Profile]) -> int:
-    """A page for each pair of reports: of the same name, or the only ones."""
+WORSE = 3
+"""The exit status of a comparison whose second report is worse."""
+
+
+def _compare(ours: dict[Path, Profile], theirs: dict[Path, Profile], as_json: bool, tolerance: float) -> int:
+    """The differences of each pair of reports: of the same name, or the only ones."""
     from poptorch.report.page import COMPARISON, write_comparison
+    from poptorch.report.page.differences import as_section, differences
+    from poptorch.report.summary import as_text
 
     by_name = {folder.name: (folder, profile) for folder, profile in theirs.items()}
     if len(ours) == len(theirs) == 1:
@@ -94,12 +107,18 @@ def _compare(ours: dict[Path, Profile], theirs: dict[Path, Profile]) -> int:
             f"There is nothing to compare: the reports {_listed(ours)} and {_listed(theirs)} have no name in common. "
             "Name two folders with one report each."
         )
+    found: dict[str, dict[str, Any]] = {}
     for (folder, profile), (other, other_profile) in pairs:
-        page = write_comparison(folder / COMPARISON, profile, other_profile, _names(folder, other))
-        if page is None:
-            return 1
-        print(f"Page for browsers: {page}")
-    return 0
+        names = _names(folder, other)
+        found[folder.name] = differences(profile, other_profile, tolerance)
+        page = write_comparison(folder / COMPARISON, profile, other_profile, names)
+        if not as_json:
+            print(as_text([as_section(found[folder.name], names)]))
+            if page is not None:
+                print(f"Page for browsers: {page}")
+    if as_json:
+        print(json.dumps(found if len(found) > 1 else next(iter(found.values())), indent=2))
+    return WORSE if any(it["worse"] for it in found.values()) else 0
 
 
 def _listed(profiles: dict[Path, Profile]) -> str:

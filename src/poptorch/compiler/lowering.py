@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,6 +84,17 @@ def lower_for_device(
     sharded, 1 part
     whole model (stage 0, phase 0, IPU 0): 2 operations, receives 0 values (0 bytes), sends 0
     """
+    observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
+    return rewrite(request, progress, trace, observers).divided(progress=progress, observers=observers, copied=False)
+
+
+def rewrite(
+    request: CompileRequest,
+    progress: Progress = lambda stage: None,
+    trace: Trace = NO_TRACE,
+    observers: Sequence[Observer] = (),
+) -> Rewritten:
+    """Capture the model and run the passes over the whole of it: what every division of it has in common."""
     check_loss_scaling(request.training, scales_automatically(request.options))
     capture = capture_settings(request.options)
     announce_partial_support(request.call)
@@ -94,45 +106,98 @@ def lower_for_device(
     program.numerics = settings.numerics
     _check_overlap(program, capture)
     context = Context(settings.passes)
-    observers = usual_observers(progress, requested_dump(request.training) if dump is None else dump, trace)
     lower(program, context, WHOLE_PASSES, observers)
     check_buffers(program, recording.written, settings, loop)
-    division = division_of(settings, program, loop, only_placed=request.only_placed)
-    _announce(program, settings)
-    before, plan = _divide(program, context, settings, division, observers)
-    if ir_is_dumped():
-        backend.debug("Program:\n%s", program)
-    progress("update")
-    update, used = _update(program, recording, request.optimizer_spec, settings, loop)
-    check_held(settings.anchors, update, used)
-    memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
-    sharded = memory.is_sharded(Category.OPTIMIZER)
-    portion = _portion(program, plan, recording, request, settings, loop, division, sharded)
-    if update is not None:
-        update = _sharded(update, used, program, settings, loop, sharded)
-    return DeviceProgram(
-        program=program,
-        update=update,
-        plan=plan,
-        loop=loop,
-        memory=memory,
-        settings=settings,
-        undivided=before,
-        recomputation=division.recomputation,
-        ipus_per_replica=division.ipus_per_replica,
-        watch=context.watch,
-        interface=Interface(
-            layout=layout,
-            output_structure=recording.output_structure,
-            result_positions=_positions(recording.num_results, context.host_results),
-            host_results=context.host_results,
-            written_inputs=tuple(port.index for port in written_inputs(program)),
-            same_inputs=positions_of_same(layout.tensors_of(request.call)),
-            optimizer=used,
-            written_state=frozenset(recording.written),
-        ),
-        portion=portion,
-    )
+    return Rewritten(request, layout, recording, program, context)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A captured model before it is divided over IPUs. Several divisions can start from it: the IPU Model tries them.
+
+    >>> from poptorch import Options
+    >>> from poptorch.capture.arguments import Signature
+    >>> model = torch.nn.Linear(4, 2, device="meta")
+    >>> call = Signature(model.forward).bind((torch.empty(8, 4, device="meta"),), {})
+    >>> once = rewrite(CompileRequest(model, call, Options().deviceIterations(2), training=False))
+    >>> [once.divided(Options().replicationFactor(n)).loop.replicas for n in (1, 2)]
+    [1, 2]
+    """
+
+    request: CompileRequest
+    layout: ArgumentLayout
+    recording: Recording
+    program: Program
+    context: Context
+    _updates: dict[bool, tuple[UpdateProgram | None, Any]] = field(default_factory=dict, repr=False)
+    """With and without accumulators."""
+
+    def divided(
+        self,
+        options: Any = None,
+        edit: Callable[[Program], None] | None = None,
+        *,
+        progress: Progress = lambda stage: None,
+        observers: Sequence[Observer] = (),
+        copied: bool = True,
+    ) -> DeviceProgram:
+        """What IPUs run, with other ``options`` or after an ``edit`` of the program, such as to other places.
+
+        The options must have micro-batches of the same size, and ask the passes for the same. Without ``copied`` this
+        object is used up.
+        """
+        request = self.request if options is None else dataclasses.replace(self.request, options=options)
+        recording, program, context = self.recording, self.program, self.context
+        if copied:
+            program, _ = copy_of(program)
+            context = dataclasses.replace(context, summaries=dict(context.summaries), carried=list(context.carried))
+        if edit is not None:
+            edit(program)
+        loop = loop_of(request.options, request.training)
+        settings = settings_of(request, program, loop)
+        division = division_of(settings, program, loop, only_placed=request.only_placed)
+        _announce(program, settings)
+        before, plan = _divide(program, context, settings, division, observers)
+        if ir_is_dumped():
+            backend.debug("Program:\n%s", program)
+        progress("update")
+        update, used = self._update(program, settings, loop)
+        check_held(settings.anchors, update, used)
+        memory = map_memory(program, plan, loop, settings.locations, update, settings.groups)
+        sharded = memory.is_sharded(Category.OPTIMIZER)
+        portion = _portion(program, plan, recording, request, settings, loop, division, sharded)
+        if update is not None:
+            update = _sharded(update, used, program, settings, loop, sharded)
+        return DeviceProgram(
+            program=program,
+            update=update,
+            plan=plan,
+            loop=loop,
+            memory=memory,
+            settings=settings,
+            undivided=before,
+            recomputation=division.recomputation,
+            ipus_per_replica=division.ipus_per_replica,
+            watch=context.watch,
+            interface=Interface(
+                layout=self.layout,
+                output_structure=recording.output_structure,
+                result_positions=_positions(recording.num_results, context.host_results),
+                host_results=context.host_results,
+                written_inputs=tuple(port.index for port in written_inputs(program)),
+                same_inputs=positions_of_same(self.layout.tensors_of(request.call)),
+                optimizer=used,
+                written_state=frozenset(recording.written),
+            ),
+            portion=portion,
+        )
+
+    def _update(self, program: Program, settings: Settings, loop: Loop) -> tuple[UpdateProgram | None, Any]:
+        accumulates = loop.gradient_accumulation > 1
+        if accumulates not in self._updates:
+            spec = self.request.optimizer_spec
+            self._updates[accumulates] = _update(program, self.recording, spec, settings, loop)
+        return self._updates[accumulates]
 
 
 # -- capture -------------------------------------------------------------------------------------------------------

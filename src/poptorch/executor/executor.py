@@ -19,7 +19,7 @@ from poptorch.capture.arguments import BoundCall, Signature, check_devices, chec
 from poptorch.capture.refusals import check_model
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.lowering import lower_for_device
-from poptorch.compiler.request import is_offline, resolved_copy
+from poptorch.compiler.request import CompileRequest, is_offline, resolved_copy
 from poptorch.errors import DeviceMoveError, Error, NestedModelError, NotCompiledError, createPoptorchError, misuse
 from poptorch.executor import eager_loop, instrumentation, saving
 from poptorch.executor.callbacks import Callback, Callbacks
@@ -519,10 +519,21 @@ class PoplarExecutor(Inside):
         """
         if self._session is not None and not args and not kwargs:
             return self._session.executable.device
+        request = self.compileRequest(*args, **kwargs)
+        with torch.inference_mode(False), self._weights.unwatched():
+            return lower_for_device(request)
+
+    def compileRequest(self, *args: Any, **kwargs: Any) -> CompileRequest:
+        """What a compilation for these arguments starts from. Nothing is compiled.
+
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> model.compileRequest(torch.ones(2)).training
+        False
+        """
         call = self._bind(args, kwargs)
         check_options(self._options)
-        with torch.inference_mode(False), self._weights.unwatched():
-            return lower_for_device(self._wrapped.request(call))
+        return self._wrapped.request(call)
 
 
 def unwrapped(model: Any) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from poptorch import environment
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.compiler.request import is_offline, uses_ipu_model
-from poptorch.devices.system import system
+from poptorch.compiler.request import CompileRequest, is_offline, uses_ipu_model
 from poptorch.errors import Error, createPoptorchError
-from poptorch.ipu_model.architecture import ARCHITECTURES, Architecture, architecture
+from poptorch.ipu_model.architecture import ARCHITECTURES, DEFAULT, Architecture, architecture
 from poptorch.ipu_model.estimation import estimate_program
 from poptorch.ipu_model.page import verdict
 from poptorch.ipu_model.result import Estimate
+from poptorch.ipu_model.trials import Bench
 from poptorch.options import Options
 from poptorch.options.engine import engine_options, is_true
 
@@ -26,25 +28,26 @@ def chip_for(options: Options) -> Architecture:
         version = environment.ipu_model_version().rpartition(":")[2]
         small = not options.exists("use_model") and environment.ipu_model_request().small
         known = version in ARCHITECTURES or version.startswith("ipu")
-        return architecture(version if known else "mk2", **({"tiles": _SMALL_TILES} if small else {}))
+        return architecture(version if known else DEFAULT, **({"tiles": _SMALL_TILES} if small else {}))
     if is_offline(options):
-        return architecture(_OFFLINE.get(int(options.ipu_version), "mk2"))
-    present = system()
-    return architecture("mk2" if present is None else present.architecture)
+        return architecture(_OFFLINE.get(int(options.ipu_version), DEFAULT))
+    return architecture()
 
 
-def estimate_for(device: DeviceProgram, options: Options) -> Estimate:
-    """What a compiled program costs on the IPUs that it is for."""
-    return estimate_program(device, chip_for(options))
+def estimate_for(device: DeviceProgram, options: Options, request: CompileRequest | None = None) -> Estimate:
+    """What a compiled program costs on its IPUs; with what it was compiled from, changes can be tried."""
+    chip = chip_for(options)
+    found = estimate_program(device, chip)
+    return found if request is None else dataclasses.replace(found, bench=Bench(request, chip))
 
 
-def give_verdict(device: DeviceProgram, options: Options) -> Estimate | None:
+def give_verdict(device: DeviceProgram, options: Options, request: CompileRequest | None = None) -> Estimate | None:
     """Say what does not fit: a warning, or an error if the engine options forbid to go on.
 
     A program that the model cannot describe still runs: that is a warning, and there is no estimate.
     """
     try:
-        found = estimate_for(device, options)
+        found = estimate_for(device, options, request)
     except Error as why:
         logger.warning("The IPU Model has no estimate of this program: %s", why)
         return None

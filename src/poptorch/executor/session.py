@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +177,7 @@ class Session:
         self._attributes = FrozenAttributes(wrapped.captured, wrapped.shown, wrapped.copied, wrapped.user_model)
         self._has_run = False
         self._estimate: Estimate | None = None
+        self._request: CompileRequest | None = None
         self._reporter: Reporter | None = None
 
     @classmethod
@@ -198,9 +199,10 @@ class Session:
             ):
                 session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace), job)
                 session.engine.trace = trace
-                if uses_ipu_model(options):
-                    session.take_verdict()
-                session.open_report()
+                with session.tried_with(call):
+                    if uses_ipu_model(options):
+                        session.take_verdict()
+                    session.open_report()
                 session.start(progress)
             if job is not None:  # after this process's turn: the others may be waiting for theirs
                 job.agree(session)
@@ -496,11 +498,22 @@ class Session:
         """Whether there was a call."""
         return self._has_run
 
+    @contextlib.contextmanager
+    def tried_with(self, call: BoundCall) -> Iterator[None]:
+        """Meanwhile, estimates can try changes of the model on this call; afterwards its arguments are free."""
+        self._request = self.wrapped.request(call)
+        try:
+            yield
+        finally:
+            self._request = None
+            if self._estimate is not None and self._estimate.bench is not None:
+                self._estimate.bench.close()
+
     def take_verdict(self) -> None:
         """Let the IPU Model say whether the program fits."""
         from poptorch.executor import modelling  # the IPU Model is loaded when it is needed
 
-        self._estimate = modelling.give_verdict(self.executable.device, self.wrapped.options)
+        self._estimate = modelling.give_verdict(self.executable.device, self.wrapped.options, self._request)
 
     def open_report(self) -> None:
         """Write a report, if the engine options ask for one."""
@@ -512,7 +525,7 @@ class Session:
         if self._estimate is None:
             from poptorch.executor import modelling
 
-            self._estimate = modelling.estimate_for(self.executable.device, self.wrapped.options)
+            self._estimate = modelling.estimate_for(self.executable.device, self.wrapped.options, self._request)
         return self._estimate
 
     @property

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import torch
 
+from poptorch.devices.system import system
 from poptorch.errors import createPoptorchError
 
 _KIB = 1024
@@ -169,14 +170,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 _OTHER_NAMES = {"ipu1": "mk1", "ipu2": "mk2", "ipu21": "c600", "gc2": "mk1", "gc200": "mk2"}
 
 
-def architecture(name: str = "bow", **knobs: float) -> Architecture:
+DEFAULT = "mk2"
+"""What a machine without a virtual system estimates for."""
+
+
+def architecture(name: str | None = None, **knobs: float) -> Architecture:
     """The architecture with this name; keywords change what is said about it.
+
+    Without a name it is that of this machine's virtual system: Mk2, unless ``POPTORCH_SYSTEM`` says otherwise.
 
     >>> architecture("mk2").memory // 1024**2
     897
     >>> architecture("bow", tiles=4).tiles
     4
     """
+    if name is None:
+        present = system()
+        name = DEFAULT if present is None else present.architecture
     known = _OTHER_NAMES.get(name.lower(), name.lower())
     if known not in ARCHITECTURES:
         close = difflib.get_close_matches(known, ARCHITECTURES, n=1)
@@ -190,4 +200,4 @@ def architecture(name: str = "bow", **knobs: float) -> Architecture:
     return dataclasses.replace(chip, **knobs)  # type: ignore[arg-type]
 
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture", "vector_width"]
+__all__ = ["ARCHITECTURES", "DEFAULT", "Architecture", "architecture", "vector_width"]

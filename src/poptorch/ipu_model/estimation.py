@@ -10,9 +10,8 @@ import torch
 from torch import fx, nn
 
 from poptorch.compiler.device_program import DeviceProgram
-from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.memory import Category
-from poptorch.compiler.request import request_for
+from poptorch.compiler.request import CompileRequest, request_for
 from poptorch.errors import createPoptorchError
 from poptorch.ipu_model.architecture import Architecture, architecture
 from poptorch.ipu_model.book import CostBook, OpRecord, call_of
@@ -22,6 +21,7 @@ from poptorch.ipu_model.memory import FRAGMENTATION, memory_of
 from poptorch.ipu_model.result import Estimate
 from poptorch.ipu_model.settings import CostSettings
 from poptorch.ipu_model.timeline import timeline_of
+from poptorch.ipu_model.trials import Bench
 from poptorch.ipu_model.updating import update_costs
 from poptorch.options import Options
 from poptorch.program.program import Role
@@ -34,13 +34,16 @@ class Wrapped(Protocol):
     def deviceProgram(self, *args: Any, **kwargs: Any) -> DeviceProgram:
         """What IPUs run for these arguments; without arguments, what was compiled."""
 
+    def compileRequest(self, *args: Any, **kwargs: Any) -> CompileRequest:
+        """What a compilation for these arguments starts from."""
+
 
 def estimate(
     model: nn.Module | Wrapped,
     options: Options | None = None,
     *example_inputs: Any,
     optimizer: torch.optim.Optimizer | None = None,
-    arch: str = "bow",
+    arch: str | None = None,
     keywords: Mapping[str, Any] | None = None,
     **knobs: float,
 ) -> Estimate:
@@ -51,8 +54,9 @@ def estimate(
     and types matter. With an ``optimizer`` the estimate is about training. A wrapped model has options and an
     optimizer of its own; give ``None`` for the options then, and no inputs if it is compiled.
 
-    ``arch`` is ``"mk1"``, ``"mk2"``, ``"bow"`` or ``"c600"``; other keywords change what is said about the chip, such
-    as ``clock`` or ``link_bandwidth``.
+    ``arch`` is ``"mk1"``, ``"mk2"``, ``"bow"`` or ``"c600"``; by default that of this machine's virtual system, which
+    is Mk2 unless ``POPTORCH_SYSTEM`` says otherwise. Other keywords change what is said about the chip, such as
+    ``clock`` or ``link_bandwidth``.
 
     >>> import poptorch
     >>> model = torch.nn.Linear(512, 512, device="meta")
@@ -66,14 +70,23 @@ def estimate(
             raise createPoptorchError(
                 "A wrapped model has options and an optimizer of its own: give None for the options, and no optimizer."
             )
-        return estimate_program(model.deviceProgram(*example_inputs, **(keywords or {})), chip)
+        if not example_inputs and not keywords:
+            return estimate_program(model.deviceProgram(), chip)
+        return estimate_request(model.compileRequest(*example_inputs, **(keywords or {})), chip)
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected a torch.nn.Module or a wrapped model, got {type(model)}")
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise createPoptorchError(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
-    request = request_for(model, options, example_inputs, keywords, optimizer)
-    return estimate_program(lower_for_device(request), chip)
+    return estimate_request(request_for(model, options, example_inputs, keywords, optimizer), chip)
+
+
+def estimate_request(request: CompileRequest, chip: Architecture) -> Estimate:
+    """Predict what a model costs. The estimate can try changes of it, to see what they bring."""
+    bench = Bench(request, chip)
+    found = bench.estimate()
+    bench.tried = 0
+    return dataclasses.replace(found, bench=bench)
 
 
 def estimate_program(device: DeviceProgram, chip: Architecture) -> Estimate:
@@ -159,4 +172,4 @@ def _assumptions(device: DeviceProgram, chip: Architecture, io_tiles: int) -> tu
     return tuple(found)
 
 
-__all__ = ["Wrapped", "estimate", "estimate_program"]
+__all__ = ["Wrapped", "estimate", "estimate_program", "estimate_request"]

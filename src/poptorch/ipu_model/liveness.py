@@ -42,6 +42,15 @@ class Moment:
     bytes: float
     """Not always live, on all tiles, the temporary needs of the operation included."""
 
+    temporary: float = 0.0
+    """Of these, what the operation needs beside operands and results, on each of its tiles."""
+
+    tiles: int = 0
+    """On how many tiles that is."""
+
+    source: str = ""
+    """The user's line."""
+
 
 @dataclass
 class Liveness:
@@ -58,6 +67,8 @@ class Liveness:
     values: list[LiveValue] = field(default_factory=list)
     temporary: float = 0.0
     """Bytes that the operation at the peak needs beside operands and results, on each of its tiles."""
+
+    temporary_tiles: int = 0
 
     def live_at_peak(self) -> list[LiveValue]:
         """The tensors to blame, those with the most bytes first."""
@@ -95,12 +106,14 @@ def walk(
         top = always + now.bytes
         if used:
             top[:used] += temporary
-        scope = "" if record is None else record.scope
-        result.moments.append(Moment(node.name, scope, now.total + temporary * used))
+        scope, source = ("", "") if record is None else (record.scope, record.source)
+        total = now.total + temporary * used
+        result.moments.append(Moment(node.name, scope, total, temporary, used, source))
         fullest = int(top.argmax())
         if top[fullest] > highest:
             highest = float(top[fullest])
             result.peak, result.peak_tile, result.temporary = index, fullest, temporary
+            result.temporary_tiles = used
             result.at_peak = top - always
         for value in deaths.get(index, ()):
             now.remove(value.span)

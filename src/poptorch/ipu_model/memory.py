@@ -103,10 +103,19 @@ class IpuMemory:
         return sum(self.memory.values())
 
     def blame(self, count: int = 8) -> list[tuple[str, str, int]]:
-        """The largest tensors at the fullest moment: name, what it is, bytes on all tiles."""
+        """The largest tensors at the fullest moment: name, what it is, bytes on all tiles.
+
+        What the operation of that moment needs for itself is one of them.
+        """
         always = [(t.name, t.category, round(t.bytes)) for t in self.tensors]
         live = [(v.name, v.scope or "activation", v.bytes) for v in self.liveness.live_at_peak()]
-        return sorted([*always, *live], key=lambda item: -item[2])[:count]
+        life, own = self.liveness, []
+        if life.temporary and life.moments:
+            moment = life.moments[life.peak]
+            where = moment.source or moment.scope.rpartition("/")[2]
+            what = f"temporary, {where}" if where else "temporary"
+            own = [(moment.name, what, round(life.temporary * life.temporary_tiles))]
+        return sorted([*always, *live, *own], key=lambda item: -item[2])[:count]
 
 
 def memory_of(

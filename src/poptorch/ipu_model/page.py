@@ -16,6 +16,7 @@ def page(estimate: Estimate) -> str:
     blocks = [_headline(estimate), _time(estimate), _memory(estimate)]
     if not estimate.fits:
         blocks.append(_verdict(estimate))
+    blocks.append(_findings(estimate))
     blocks.append(_assumptions(estimate))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -73,9 +74,14 @@ def _memory(estimate: Estimate) -> list[str]:
 
 
 def _verdict(estimate: Estimate) -> list[str]:
-    lines = [line for ipu in estimate.ipus if not ipu.fits for line in verdict(ipu)]
-    found = estimate.suggestions()
-    return [*lines, *(f"  suggestion: {text}" for text in found)]
+    return [line for ipu in estimate.ipus if not ipu.fits for line in verdict(ipu)]
+
+
+def _findings(estimate: Estimate) -> list[str]:
+    """What stands out beside what the other blocks say already."""
+    return [
+        str(finding) for finding in estimate.findings if finding.kind not in ("out of memory", "guess", "assumption")
+    ]
 
 
 def verdict(ipu: IpuMemory) -> list[str]:

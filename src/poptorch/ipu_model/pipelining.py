@@ -13,7 +13,7 @@ from poptorch.ipu_model.architecture import Architecture, architecture
 from poptorch.ipu_model.costing import cost_of
 from poptorch.ipu_model.settings import CostSettings
 from poptorch.options import Options
-from poptorch.placement.auto import Split, divide
+from poptorch.placement.auto import Price, Split, divide
 
 
 def autoPipeline(
@@ -23,7 +23,7 @@ def autoPipeline(
     options: Options | None = None,
     *,
     verbose: bool = True,
-    arch: str = "bow",
+    arch: str | None = None,
 ) -> Split:
     """Annotate ``model`` with one :func:`poptorch.BeginBlock` per IPU, so that the stages take equal time.
 
@@ -38,9 +38,14 @@ def autoPipeline(
       1  2             50.0%    32.5 KiB
     balance 100%
     """
-    backend, strategy = splitting_settings(options)
-    price = _Cycles(architecture(arch), CostSettings.of(backend))
-    return divide(model, num_ipus, example_inputs, strategy, price, verbose=verbose)
+    _, strategy = splitting_settings(options)
+    return divide(model, num_ipus, example_inputs, strategy, cycle_price(options, architecture(arch)), verbose=verbose)
+
+
+def cycle_price(options: Options | None, chip: Architecture) -> Price:
+    """What operations cost, in cycles."""
+    backend, _ = splitting_settings(options)
+    return _Cycles(chip, CostSettings.of(backend))
 
 
 class _Cycles:
@@ -66,4 +71,4 @@ class _Cycles:
         return cost_of(node, self._chip, self._settings).cycles(self._chip)
 
 
-__all__ = ["autoPipeline"]
+__all__ = ["autoPipeline", "cycle_price"]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.figures import Shown
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.book import OpRecord
+from poptorch.ipu_model.findings import Finding, Trials, Tried, findings_of, ways_to_fit
 from poptorch.ipu_model.flow import Flow
 from poptorch.ipu_model.memory import IpuMemory
 from poptorch.ipu_model.page import comparison_text, page
-from poptorch.ipu_model.suggestions import suggestions_for
 from poptorch.ipu_model.timeline import SlotTime, Timeline
+from poptorch.ipu_model.trials import Bench
 from poptorch.ipu_model.updating import UpdateCosts
+
+_WRITER = "poptorch.report.page.saving:write_estimate"
+"""Reports stand above the IPU Model, which imports nothing of them: it knows the name of what writes one."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,9 @@ class Estimate(Shown):
 
     update: UpdateCosts = field(default_factory=UpdateCosts, repr=False)
     """The operations of one weight update."""
+
+    bench: Bench | None = field(default=None, repr=False, compare=False)
+    """What tries changes of the model; nothing if only its program is known."""
 
     @property
     def replicas(self) -> int:
@@ -131,9 +142,35 @@ class Estimate(Shown):
         each = sum(slot.flops for slot in self.timeline.slots)
         return each * loop.device_iterations * loop.gradient_accumulation * self.replicas
 
+    def ipu(self, number: int) -> IpuMemory:
+        """The memory of one IPU, by its number."""
+        return next(ipu for ipu in self.ipus if ipu.ipu == number)
+
+    @cached_property
+    def ways_to_fit(self) -> tuple[tuple[int, Tried], ...]:
+        """Changes that free memory on IPUs which do not fit, each tried."""
+        return () if self.fits else tuple(ways_to_fit(self, Trials(self)))
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What stands out, the most urgent first. Every change that it names was tried, and brings what it says."""
+        return findings_of(self)
+
     def suggestions(self) -> list[str]:
-        """What would make IPUs fit that do not."""
-        return suggestions_for(self.flow, self.ipus)
+        """What makes IPUs fit that do not: a line for each change that helped when it was tried."""
+        return [f"IPU {ipu}: {tried.text}: {tried.effect(ipu)}" for ipu, tried in self.ways_to_fit]
+
+    def save(self, file: str | os.PathLike[str], name: str = "estimate") -> Path:
+        """Write a file: ``.html`` for a page, ``.json`` for all figures, ``.txt``; a name without an end is a folder.
+
+        >>> import tempfile, torch, poptorch
+        >>> found = poptorch.ipu_model.estimate(torch.nn.Linear(8, 4), None, torch.ones(2, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found.save(f"{folder}/linear.json").name
+        'linear.json'
+        """
+        write = pkgutil.resolve_name(_WRITER)
+        return Path(write(Path(file), self, name))
 
     def compare(self, other: Estimate) -> str:
         """Both estimates side by side, for people."""
@@ -174,6 +211,7 @@ class Estimate(Shown):
                 for stage in self.stages
             ],
             "suggestions": self.suggestions(),
+            "findings": [finding.to_dict() for finding in self.findings],
             "assumptions": list(self.assumptions),
             "uncovered_ops": dict(self.uncovered_ops),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -60,6 +60,18 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Move:
+    """A copy between an IPU and something else, or within it between two passes: a step with a name."""
+
+    name: str
+    resource: str
+    """``host``, ``link``, ``DDR`` or ``compute``."""
+
+    cycles: float
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class SlotTime:
     """The forward or the backward pass of a part, for one micro-batch."""
 
@@ -69,6 +81,8 @@ class SlotTime:
     ipu: int
     records: tuple[OpRecord, ...] = field(repr=False)
     spent: Spent = field(repr=False)
+    moves: tuple[Move, ...] = field(default=(), repr=False)
+    """Copies of the pass; their cycles are part of what is spent."""
 
     @property
     def cycles(self) -> float:
@@ -101,6 +115,12 @@ class Timeline:
     """Cycles of one weight update, collectives and streaming included."""
 
     updates: int
+    update_moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict, repr=False)
+    """Collectives and copies of a weight update, by IPU."""
+
+    call_moves: tuple[Move, ...] = field(default=(), repr=False)
+    """Copies at both ends of a call."""
+
     ticks: tuple[tuple[int, float], ...] = ()
     """The pipeline cycles of one round, or its micro-batches one by one: how many, and the cycles of each of them."""
 
@@ -172,14 +192,18 @@ class _Times:
         call.add(each.spent, self._rounds)
         if self._device.update is not None:
             call.add(update, self._rounds)
-        call.spend("host", 2.0 * self._chip.global_sync_cycles)
-        call.add(self._final_outputs())
+        ends = self._ends()
+        for move in ends:
+            call.spend(move.resource, move.cycles)
         busy = sum(s.cycles for s in slots) * self._micro * self._rounds
         ipus = len(self._flow.ipus)
         whole = each.spent.total
         bubble = max(0.0, 1.0 - busy / (ipus * whole * self._rounds)) if whole else 0.0
         updates = self._rounds if self._device.update is not None else 0
-        return Timeline(slots, call, each.cycle, bubble, each.latency, update.total, updates, each.ticks)
+        moves = {ipu: tuple(self._update_moves(ipu)) for ipu in self._flow.ipus} if updates else {}
+        return Timeline(
+            slots, call, each.cycle, bubble, each.latency, update.total, updates, moves, ends, ticks=each.ticks
+        )
 
     # -- one pass of one part --------------------------------------------------------------------------------------
 
@@ -191,29 +215,35 @@ class _Times:
         for record in records:
             cycles += record.cycles
         spent = Spent.on_chip(cycles)
-        spent.spend("compute", self._stash_copies(slot))
-        self._host_copies(slot, spent)
-        spent.spend("DDR", self._streamed(slot))
-        spent.spend("link", self._gathered(slot))
-        return SlotTime(slot, stage.part, stage.backward, self._flow.ipu_of(slot), records, spent)
+        moves: list[Move] = []
+        for found in (self._stash_copies(slot), self._host_copies(slot), self._streamed(slot), self._gathered(slot)):
+            for move in found:
+                if move.cycles:
+                    moves.append(move)
+                    spent.spend(move.resource, move.cycles)
+        late = max(0.0, self._host_cycles(sum(self._host_bytes(slot))) - spent.total)
+        if late:
+            moves.append(Move("wait for the host", "host", late))
+            spent.spend("host", late)
+        return SlotTime(slot, stage.part, stage.backward, self._flow.ipu_of(slot), records, spent, tuple(moves))
 
-    def _stash_copies(self, slot: int) -> float:
+    def _stash_copies(self, slot: int) -> Iterator[Move]:
         """A stash is written in one pass and read in another."""
-        chip, cycles = self._chip, 0.0
+        chip = self._chip
         for stash in self._flow.stashes:
             uses = {stash.value.slot, *stash.value.consumers}
             if stash.on_chip and slot in uses and self._flow.ipu_of(slot) == stash.ipu:
-                cycles += stash.value.bytes / chip.tiles / chip.copy_bytes + chip.sync_cycles
-        return cycles
+                cycles = stash.value.bytes / chip.tiles / chip.copy_bytes + chip.sync_cycles
+                what = "stash" if slot < self._flow.parts else "restore"
+                yield Move(f"{what} {stash.value.name}", "compute", cycles, stash.value.bytes)
 
-    def _host_copies(self, slot: int, spent: Spent) -> None:
+    def _host_copies(self, slot: int) -> Iterator[Move]:
         """Inputs and outputs of a micro-batch; on tiles of their own they overlap with computation."""
-        shown, hidden = self._host_bytes(slot)
+        shown, _ = self._host_bytes(slot)
         if shown:
             # The host fetches ahead: what a pass waits for is the copy from the memory beside its IPU.
-            spent.spend("host", self._chip.cycles(shown / self._chip.host_bandwidth))
-            spent.spend("host", 2.0 * self._chip.global_sync_cycles)
-        spent.spend("host", max(0.0, self._host_cycles(shown + hidden) - spent.total))
+            yield Move("sync with the host", "host", 2.0 * self._chip.global_sync_cycles)
+            yield Move("inputs and results", "host", self._chip.cycles(shown / self._chip.host_bandwidth), shown)
 
     def _host_bytes(self, slot: int) -> tuple[float, float]:
         """Bytes that the computation waits for, and bytes that move meanwhile."""
@@ -240,11 +270,13 @@ class _Times:
         """Whether each micro-batch sends its results to the host."""
         return self._device.loop.output_mode in (OutputMode.All, OutputMode.EveryN)
 
-    def _final_outputs(self) -> Spent:
+    def _ends(self) -> tuple[Move, ...]:
+        """What a call begins and ends with."""
+        sync = Move("start and end of a call", "host", 2.0 * self._chip.global_sync_cycles)
         if self._every_output:
-            return Spent()
+            return (sync,)
         size = sum(h.elements * element_bytes(h.dtype) for h in self._device.memory.of(Category.OUTPUT))
-        return Spent({"host": self._host_cycles(size)})
+        return sync, Move("results of a call", "host", self._host_cycles(size), size)
 
     def _host_cycles(self, size: float) -> float:
         """The IPUs of a host link share it; so do all IPUs of small replicas."""
@@ -253,37 +285,43 @@ class _Times:
         sharing = min(self._replicas, max(1, chip.hosted_ipus // per_replica))
         return chip.cycles(size / min(chip.host_bandwidth, chip.shared_host_bandwidth / sharing))
 
-    def _streamed(self, slot: int) -> float:
+    def _streamed(self, slot: int) -> Iterator[Move]:
         """Weights, accumulators and stashes in streaming memory that a pass needs; phases load theirs in time."""
         if self._device.plan.ordering.is_phased:
-            return 0.0
+            return
         part, backward = self._flow.part_of(slot), slot >= self._flow.parts
-        size = 0.0
+        weights = sums = stashes = 0.0
         for home in self._device.memory.streaming():
             if part in home.parts and home.category is Category.WEIGHT:
-                size += home.bytes_per_replica
+                weights += home.bytes_per_replica
             elif part in home.parts and home.category is Category.ACCUMULATOR and (backward or self._device.plan.whole):
-                size += 2.0 * home.bytes_per_replica
+                sums += 2.0 * home.bytes_per_replica
         for stash in self._flow.stashes:
             if not stash.on_chip and stash.ipu == self._flow.ipu_of(slot):
-                size += stash.value.bytes if slot in {stash.value.slot, *stash.value.consumers} else 0.0
-        return self._streaming_cycles(size)
+                stashes += stash.value.bytes if slot in {stash.value.slot, *stash.value.consumers} else 0.0
+        for name, size in (
+            ("load weights", weights), ("load and store accumulators", sums), ("stashes in streaming memory", stashes)
+        ):  # fmt: skip
+            yield Move(name, "DDR", self._streaming_cycles(size), size)
 
     def _streaming_cycles(self, size: float) -> float:
         chip = self._chip
         sharing = min(chip.hosted_ipus, len(self._flow.ipus) * self._replicas)
         return chip.cycles(size * sharing / chip.streaming_bandwidth)
 
-    def _gathered(self, slot: int) -> float:
+    def _gathered(self, slot: int) -> Iterator[Move]:
         """Weights that replicas share are gathered for each use, gradients scattered to sharded accumulators."""
         part, backward = self._flow.part_of(slot), slot >= self._flow.parts or self._device.plan.whole
-        size = 0.0
+        weights = sums = 0.0
         for home in self._device.memory.homes:
             if home.shards == 1 or part not in home.parts:
                 continue
-            if home.category is Category.WEIGHT or (home.category is Category.ACCUMULATOR and backward):
-                size += home.bytes
-        return self._ring_cycles(size)
+            weights += home.bytes if home.category is Category.WEIGHT else 0.0
+            sums += home.bytes if home.category is Category.ACCUMULATOR and backward else 0.0
+        whole = self._ring_cycles(weights + sums)  # one collective, of both
+        for name, size in (("all-gather of weights", weights), ("reduce-scatter of gradients", sums)):
+            if size:
+                yield Move(name, "link", whole * size / (weights + sums), size)
 
     def _ring_cycles(self, size: float) -> float:
         """One way round a ring of replicas: a reduce-scatter or an all-gather."""
@@ -392,18 +430,27 @@ class _Times:
         for record in self._update_costs.on(ipu):
             cycles += record.cycles
         spent = Spent.on_chip(cycles)
+        for move in self._update_moves(ipu):
+            spent.spend(move.resource, move.cycles)
+        return spent
+
+    def _update_moves(self, ipu: int) -> Iterator[Move]:
+        """Gradients are summed over replicas, new weights gathered; state comes from streaming memory and goes back."""
         homes = [h for h in self._device.memory.homes if self._on(h, ipu)]
         trained = set(self._device.update.names if self._device.update is not None else ())
         weights = [h for h in homes if h.category is Category.WEIGHT and h.name in trained]
         gradients = sum(self._gradient_bytes(h) for h in weights)
+        shared = any(h.shards > 1 for h in homes if h.category is Category.OPTIMIZER)
         if not any(h.shards > 1 for h in homes if h.category is Category.ACCUMULATOR):
-            spent.spend("link", self._ring_cycles(gradients))
+            name = "reduce-scatter of gradients" if shared else "all-reduce of gradients: reduce-scatter"
+            yield Move(name, "link", self._ring_cycles(gradients), gradients)
         gathered = sum(h.elements * element_bytes(h.dtype) for h in weights if h.shards == 1)
-        spent.spend("link", self._ring_cycles(gathered))
+        name = "all-gather of weights" if shared else "all-reduce of gradients: all-gather"
+        yield Move(name, "link", self._ring_cycles(gathered), gathered)
         if not self._device.plan.ordering.is_phased:
             state = sum(h.bytes_per_replica for h in homes if h.category is Category.OPTIMIZER and not h.on_chip)
-            spent.spend("DDR", self._streaming_cycles(2.0 * state))
-        return spent
+            for name in ("load the optimizer's state", "store the optimizer's state"):
+                yield Move(name, "DDR", self._streaming_cycles(state), state)
 
     def _gradient_bytes(self, weight: Home) -> float:
         accumulators = self._accumulator_types
@@ -427,4 +474,4 @@ def _hops(source: int, target: int) -> list[tuple[int, int]]:
     return [(ipu, ipu + step) for ipu in range(source, target, step)]
 
 
-__all__ = ["RESOURCES", "SlotTime", "Spent", "Timeline", "timeline_of"]
+__all__ = ["RESOURCES", "Move", "SlotTime", "Spent", "Timeline", "timeline_of"]

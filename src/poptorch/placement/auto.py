@@ -267,12 +267,50 @@ def _choose(visits: Sequence[_Visit], total: _Total, count: int) -> list[_Visit]
 
 
 def _candidates(visits: Iterable[_Visit], total: _Total) -> list[_Visit]:
-    """One module for each moment, the outermost, leaving out the very beginning and the very end."""
+    """One module for each moment, the outermost, leaving out the very beginning and the very end.
+
+    A module that costs nothing, such as a dropout of probability 0, starts at the moment of the one after it: the
+    border is where the outer one starts.
+    """
     by_moment: dict[float, _Visit] = {}
     for visit in visits:
         if 0.0 < visit.cost < total.cost:
-            by_moment.setdefault(visit.cost, visit)
+            known = by_moment.get(visit.cost)
+            if known is None or visit.depth < known.depth:
+                by_moment[visit.cost] = visit
     return list(by_moment.values())
+
+
+@dataclass(frozen=True)
+class CutPoint:
+    """A module that a stage may begin with."""
+
+    name: str
+    load: float
+    """What comes before it, as a share of the time and of the weights of the model."""
+
+
+def cut_points(model: nn.Module, example_inputs: Any, price: Price, most: int) -> list[CutPoint]:
+    """At most so many places where a model can be cut, in order: borders of modules, the outer ones first."""
+    visits, total = _walk(model, example_inputs, price)
+    candidates = _candidates(visits, total)
+    depths = sorted({visit.depth for visit in candidates})
+    chosen: list[_Visit] = []
+    for depth in depths:
+        deeper = [visit for visit in candidates if visit.depth <= depth]
+        if len(deeper) > most and chosen:
+            break
+        chosen = deeper
+    return [CutPoint(visit.name, _load(visit.cost, visit.weights, total)) for visit in chosen[:most]]
+
+
+def best_cuts(points: Sequence[CutPoint], count: int) -> tuple[int, ...]:
+    """The ``count - 1`` points that make ``count`` stages with the smallest heaviest one.
+
+    >>> best_cuts([CutPoint("a", 0.2), CutPoint("b", 0.5), CutPoint("c", 0.9)], 2)
+    (1,)
+    """
+    return tuple(_partition([point.load for point in points], count))
 
 
 def _load(cost: float, weights: int, total: _Total) -> float:

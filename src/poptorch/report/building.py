@@ -13,7 +13,7 @@ from poptorch._version import __version__
 from poptorch.ipu_model import Estimate
 from poptorch.ipu_model.memory import IpuMemory
 from poptorch.options.engine import is_true
-from poptorch.report.categories import COMING, GAPS
+from poptorch.report.categories import COMING, GAPS, TEMPORARY
 from poptorch.report.files import FORMAT, VERSION, Profile, Rows, Table
 from poptorch.report.jobs import jobs_of, round_length
 from poptorch.report.tree import Tree
@@ -30,17 +30,32 @@ def build_profile(estimate: Estimate, name: str, settings: Mapping[str, str]) ->
     if not is_true(settings, "profiler.includeCycleEstimates", True):
         for column in ("cycles", "compute", "exchange", "sync"):
             del tables["operations"][column]
-        for column in ("cycles", "tile_cycles", "total_cycles"):
+        for column in ("cycles", "inside", "tile_cycles", "total_cycles"):
             tables["programs"][column][:] = 0.0
     else:
         tables["jobs"] = jobs_of(estimate)
+    lines: frozenset[str] = frozenset()
     if not is_true(settings, "autoReport.outputDebugInfo", True):
-        del tables["operations"]["source"]
+        lines = frozenset(tables["operations"].pop("source").tolist()) - {""}
     tables["tiles"] = _tiles(estimate)
     tables["liveness"] = _liveness(estimate, tables["operations"])
     if is_true(settings, "autoReport.outputLoweredVars", True):
         tables["variables"] = _variables(estimate)
-    return Profile(_document(estimate, name, settings, tables), tables)
+    return Profile(_without(lines, _document(estimate, name, settings, tables)), tables)
+
+
+def _without(lines: frozenset[str], part: Any) -> Any:
+    """The same without the user's lines, wherever a text names them."""
+    if not lines:
+        return part
+    if isinstance(part, dict):
+        return {key: _without(lines, value) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_without(lines, value) for value in part]
+    if isinstance(part, str):
+        for line in sorted(lines, key=len, reverse=True):
+            part = part.replace(line, "a line")
+    return part
 
 
 def _document(
@@ -151,6 +166,7 @@ def _figures(estimate: Estimate) -> dict[str, Any]:
             for stage in estimate.stages
         ],
         "suggestions": estimate.suggestions(),
+        "findings": [finding.to_dict() for finding in estimate.findings],
         "assumptions": list(estimate.assumptions),
         "uncoveredOps": dict(estimate.uncovered_ops),
     }
@@ -170,22 +186,20 @@ def _tiles(estimate: Estimate) -> Table:
 def _liveness(estimate: Estimate, operations: Table) -> Table:
     steps = Rows(ipu=int, name=str, layer=str, bytes=float, operation=int, temporary=float, tiles=int)
     records = {int(step): row for row, step in enumerate(operations["liveness_step"]) if step >= 0}
-    needs = [r.cost for stage in estimate.stages for r in stage.operations]
     for place, ipu in enumerate(estimate.ipus):
         for moment in ipu.liveness.moments:
-            operation = records.get(len(steps), -1)
-            cost = needs[operation] if operation >= 0 else None
-            temporary = 0.0 if cost is None else cost.temporary_bytes
-            used = max((s.tiles for s in cost.steps), default=0) if cost is not None and temporary else 0
             steps.add(
-                ipu=place, name=moment.name, layer=moment.scope, bytes=moment.bytes, operation=operation,
-                temporary=temporary, tiles=used,
+                ipu=place, name=moment.name, layer=moment.scope, bytes=moment.bytes,
+                operation=records.get(len(steps), -1), temporary=moment.temporary, tiles=moment.tiles,
             )  # fmt: skip
     return steps.table()
 
 
 def _variables(estimate: Estimate) -> Table:
-    """Tensors on tiles. Steps count the liveness steps of all IPUs; ``ALWAYS`` stands for all of them."""
+    """Tensors on tiles, and what operations need for themselves.
+
+    Steps count the liveness steps of all IPUs; ``ALWAYS`` stands for all of them.
+    """
     found = Rows(
         name=str, category=str, layer=str, ipu=int, bytes=float, first_tile=int, tiles=int, tile_bytes=float,
         first_step=int, last_step=int,
@@ -205,6 +219,13 @@ def _variables(estimate: Estimate) -> Table:
                 first_step=offset + max(0, value.first),
                 last_step=offset + min(value.last, len(ipu.liveness.moments) - 1),
             )  # fmt: skip
+        for step, moment in enumerate(ipu.liveness.moments, offset):
+            if moment.temporary:
+                found.add(
+                    name=moment.name, category=TEMPORARY, layer=moment.scope, ipu=place,
+                    bytes=moment.temporary * moment.tiles, first_tile=0, tiles=moment.tiles,
+                    tile_bytes=moment.temporary, first_step=step, last_step=step,
+                )  # fmt: skip
         offset += len(ipu.liveness.moments)
     return found.table()
 

@@ -8,6 +8,9 @@ GAPS = "gaps"
 COMING = "activations and temporaries"
 """What is not always live."""
 
+TEMPORARY = "temporary"
+"""Of variables: what an operation needs beside its operands and results, for as long as it runs."""
+
 
 @dataclass(frozen=True)
 class DataType:
@@ -45,4 +48,4 @@ DATA_TYPES = (
 )
 """In the order of Poplar's text profile."""
 
-__all__ = ["COMING", "DATA_TYPES", "GAPS", "DataType"]
+__all__ = ["COMING", "DATA_TYPES", "GAPS", "TEMPORARY", "DataType"]

@@ -133,6 +133,7 @@ _DOCUMENT: Mapping[str, Any] = {
 }  # fmt: skip
 """What readers use of it; there may be more."""
 
+_FINDING = ("level", "kind", "title", "text", "action", "effect", "tab", "source", "layer", "operation")
 _POSITIVE = ("numIPUs", "numReplicas", "ipusPerReplica", "tilesPerIpu", "numTiles", "bytesPerTile")
 
 
@@ -151,6 +152,11 @@ def check_document(document: Any) -> None:
         raise ValueError(f"memory.ipus has {len(ipus)} entries for {target['ipusPerReplica']} IPUs")
     if set(document["graph"]) != set(_DOCUMENT["graph"]):
         raise ValueError(f"graph has {', '.join(sorted(document['graph']))}")
+    finding = {**dict.fromkeys(_FINDING, str), "share": _NUMBER}
+    _check(document["estimate"].get("findings", []), _Each(finding), "estimate.findings")
+    for found in document["estimate"].get("findings", []):
+        if found["level"] not in ("problem", "hint", "note"):
+            raise ValueError(f"estimate.findings has the level {found['level']!r}")
     _check(document["estimate"].get("round", {"microBatches": 0}), {"microBatches": _NUMBER}, "estimate.round")
 
 
@@ -196,6 +202,7 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 _OPTIONAL: Mapping[str, Mapping[str, str]] = {
     "operations": _columns(U="source", f="flops cycles compute exchange sync"),
+    "programs": _columns(f="inside"),
     "variables": _columns(U="name category layer", i="ipu first_tile tiles first_step last_step", f="bytes tile_bytes"),
     "jobs": _columns(U="stage", i="ipu micro tick", f="start cycles"),
     "spans": _columns(U="kind label", i="run part micro replica worker", f="start end"),

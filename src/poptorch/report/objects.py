@@ -221,7 +221,6 @@ class LivenessStep:
         table = compilation.profile.tables["liveness"]
         self.ipu, self.name = int(table["ipu"][index]), str(table["name"][index])
         self._bytes = float(table["bytes"][index])
-        self._temporary, self._used = float(table["temporary"][index]), int(table["tiles"][index])
         self._operation = int(table["operation"][index])
 
     def __repr__(self) -> str:
@@ -240,16 +239,15 @@ class LivenessStep:
 
     def notAlwaysLiveMemoryForTile(self, tile: int) -> int:
         """Bytes on one tile."""
-        place, on_ipu = divmod(tile, self._compilation.target.tilesPerIpu)
-        if place != self.ipu:
+        if tile // self._compilation.target.tilesPerIpu != self.ipu:
             return 0
         here = self._live & self._compilation.lies_on(tile)
         table = self._compilation.variables
-        return round(float(table["tile_bytes"][here].sum()) + (self._temporary if on_ipu < self._used else 0.0))
+        return round(float(table["tile_bytes"][here].sum()))
 
     @property
     def notAlwaysLiveVariables(self) -> list[LoweredVariable]:
-        """The tensors, without the temporary needs of the operation; the largest first."""
+        """The tensors, and the temporary needs of the operation; the largest first. Together they are all bytes."""
         found = [LoweredVariable(self._compilation, int(row)) for row in np.flatnonzero(self._live)]
         return sorted(found, key=lambda variable: -variable.bytes)
 

@@ -11,6 +11,7 @@ import numpy as np
 from poptorch.figures import byte_size, columns, time_span
 from poptorch.report.categories import DATA_TYPES
 from poptorch.report.files import Profile, Table
+from poptorch.report.findings import findings_in
 
 UNKNOWN = "not modelled"
 
@@ -227,16 +228,19 @@ def _measured(profile: Profile) -> Section:
 
 
 def _insights(profile: Profile) -> Section:
-    estimate, ipus = profile.document["estimate"], profile.document["memory"]["ipus"]
-    lines = [("Out of memory", f"IPU {ipu['ipu']}: {ipu['tilesOverLimit']} tiles") for ipu in ipus if not ipu["fits"]]
-    lines += [("Suggestion", text) for text in estimate["suggestions"]]
+    """What the page says, too; and what is large."""
+    ipus = profile.document["memory"]["ipus"]
+    lines: list[tuple[str, str]] = []
+    for finding in findings_in(profile):
+        name = "Assumed" if finding.kind == "assumption" else finding.level.capitalize()
+        text = finding.text if finding.kind == "assumption" else f"{finding.title}. {finding.text}"
+        lines.append((name, text))
+        if finding.action:
+            lines.append(("  what to do", finding.action))
+        if finding.effect:
+            lines.append(("  when tried", finding.effect))
     large = [tensor for ipu in ipus for tensor in ipu["largest"][:3]]
     lines += [("Largest", f"{tensor['name']} ({tensor['what']}): {byte_size(tensor['bytes'])}") for tensor in large]
-    cycles = [stage["cycles"] for stage in estimate["stages"]]
-    if len(ipus) > 1 and max(cycles) > 0:
-        lines.append(("Balance of the passes", f"{np.mean(cycles) / max(cycles):.0%} (mean of the slowest)"))
-    lines += [("Guessed cost", f"{name}, {count} times") for name, count in estimate["uncoveredOps"].items()]
-    lines += [("Assumed", text) for text in estimate["assumptions"]]
     return Section("Insights", lines)
 
 

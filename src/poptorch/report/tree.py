@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from poptorch.ipu_model import Estimate
 from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.code import CONTROL_PER_STEP, code_size, exchange_code
 from poptorch.ipu_model.result import StageEstimate
 from poptorch.ipu_model.steps import Step
-from poptorch.report.files import Rows, Table
+from poptorch.ipu_model.timeline import Move
+from poptorch.report.files import Column, Rows, Table
 
 NONE = -1
 """No operation, no IPU, no parent."""
 
 UPDATE = "weight update"
 """The program that changes the weights on an IPU."""
+
+
+STREAMING = "streaming memory"
+"""What the names of copies from and to it begin with."""
+
+_BEFORE = ("reduce-scatter", "all-reduce of gradients: reduce", "load")
+"""What an update waits for."""
+
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "host": ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd"),
+    "DDR": ("StreamCopyMid",),
+    "link": ("GlobalExchange",),
+    "compute": ("OnTileExecute",),
+}
+"""The programs of a copy."""
 
 
 class Tree:
@@ -54,11 +70,18 @@ class Tree:
             self._stage(stage, micro)
         for ipu, place in self._place.items():
             records = self._estimate.update.on(ipu)
-            if records:
+            moves = self._estimate.timeline.update_moves.get(ipu, ())
+            if records or any(move.cycles for move in moves):
                 update = self._node("Sequence", UPDATE, iterations, ipu=place)
+                before = [move for move in moves if move.name.startswith(_BEFORE)]
+                self._moves(before, update, place)
                 self._operations_of(records, update, place, UPDATE, 0)
+                self._moves([move for move in moves if move not in before], update, place)
+        self._moves(self._estimate.timeline.call_moves, call, NONE)
+        programs = self._programs.table()
+        programs["inside"] = self._inside(programs, call, iterations, micro)
         return {
-            "programs": self._programs.table(),
+            "programs": programs,
             "vertices": self._vertices.table(),
             "operations": self._operations.table(),
         }
@@ -66,15 +89,7 @@ class Tree:
     def _stage(self, stage: StageEstimate, parent: int) -> None:
         place = self._place[stage.ipu]
         top = self._node("Sequence", stage.label, parent, ipu=place)
-        spent = stage.time.spent
-        if spent.on("host"):
-            for kind in ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd"):
-                cycles = spent.on("host") if kind == "StreamCopyMid" else 0.0
-                self._node(kind, "host exchange", top, ipu=place, cycles=cycles)
-        if spent.on("DDR"):
-            self._node("StreamCopyMid", "streaming memory", top, ipu=place, cycles=spent.on("DDR"))
-        if spent.on("link"):
-            self._node("GlobalExchange", "weights shared by replicas", top, ipu=place, cycles=spent.on("link"))
+        self._moves(stage.time.moves, top, place)
         programs = {s.slot: s.program for s in self._estimate.device.plan.stages}
         known = sum(1 for _ in programs[stage.time.slot].operations())
         self._operations_of(stage.operations, top, place, stage.label, known)
@@ -85,6 +100,38 @@ class Tree:
                     cycles=self._chip.cycles(transfer.value.bytes / self._chip.link_bandwidth),
                     exchange_bytes=transfer.value.bytes,
                 )  # fmt: skip
+
+    def _moves(self, moves: Iterable[Move], parent: int, place: int) -> None:
+        """Copies from and to host, streaming memory, other IPUs and stashes, each with its name."""
+        for move in moves:
+            if not move.cycles:
+                continue
+            name = f"{STREAMING}: {move.name}" if move.resource == "DDR" else move.name
+            kinds: tuple[str, ...] = _KINDS[move.resource]
+            for kind in kinds:
+                whole = kind != "StreamCopyBegin" and kind != "StreamCopyEnd"
+                self._node(
+                    kind, name, parent, ipu=place, cycles=move.cycles if whole else 0.0,
+                    tile_cycles=move.cycles if kind == "OnTileExecute" else 0.0,
+                    exchange_bytes=move.bytes if whole and kind != "OnTileExecute" else 0.0,
+                )  # fmt: skip
+
+    def _inside(self, programs: Table, call: int, iterations: int, micro: int) -> Column:
+        """The cycles of one run of each program with everything in it; several IPUs work at the same time."""
+        timeline = self._estimate.timeline
+        inside = programs["cycles"].copy()
+        repeat, parents = programs["repeat"], programs["parent"]
+        for row in range(len(inside) - 1, -1, -1):
+            inside[row] *= repeat[row]
+            if parents[row] >= 0:
+                inside[parents[row]] += inside[row]
+        round_ = sum(count * cycles for count, cycles in timeline.ticks)
+        if not self._estimate.device.settings.training:  # all micro-batches of a call are one round
+            round_ /= max(1, self._estimate.device.loop.device_iterations)
+        inside[micro] = round_
+        inside[iterations] = timeline.cycles - sum(move.cycles for move in timeline.call_moves)
+        inside[call] = timeline.cycles
+        return inside
 
     def _operations_of(self, records: Iterable[OpRecord], parent: int, place: int, stage: str, live: int) -> None:
         """The first ``live`` of the records are steps of the liveness analysis."""
@@ -145,4 +192,4 @@ class Tree:
         )  # fmt: skip
 
 
-__all__ = ["NONE", "UPDATE", "Tree"]
+__all__ = ["NONE", "STREAMING", "UPDATE", "Tree"]

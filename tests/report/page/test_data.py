@@ -10,12 +10,16 @@ import pytest
 from synthetic_profiles import synthetic_profile
 
 from poptorch.report import files
+from poptorch.report.building import build_profile
+from poptorch.report.checking import check_document
 from poptorch.report.files import Profile
+from poptorch.report.findings import findings_in
+from poptorch.report.objects import Compilation
 from poptorch.report.page.comparing import compare
 from poptorch.report.page.content import calls_of, model_of
-from poptorch.report.page.insights import insights_of
 from poptorch.report.page.packing import pack, unpack
 from poptorch.report.page.trace import inner_repeats
+from poptorch.report.summary import as_text, summary
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +110,8 @@ class TestTrace:
 
     def test_all_cycles_are_there(self, profile):
         steps, programs = model_of(profile).tables["steps"], profile.tables["programs"]
-        expected = (programs["cycles"] * inner_repeats(programs)).sum()
+        here = programs["ipu"] >= 0  # both ends of a call are of no IPU
+        expected = (programs["cycles"] * inner_repeats(programs))[here].sum()
         assert steps["cycles"].sum() == pytest.approx(expected)
 
     def test_all_ipus_update_at_the_same_time(self, profile):
@@ -163,73 +168,63 @@ class TestJobs:
         assert 0 <= rest < 0.1 * timeline.cycles  # what is left is the exchange with the host at both ends
 
 
-def titles(profile: Profile) -> list[str]:
-    return [it.title for it in insights_of(profile, model_of(profile).tables["operations"])]
+class TestFindings:
+    """The page, the text and the file show the list that the estimate made."""
+
+    def test_all_forms_show_the_same(self, estimate):
+        profile = build_profile(estimate, "model", {})  # a compiled program alone cannot be tried with changes
+        expected = [found.title for found in estimate.findings]
+        assert expected
+        shown = calls_of(profile).figures["insights"]
+        assert [found["title"] for found in shown] == expected
+        text = as_text(summary(profile))
+        for found in estimate.findings:
+            assert found.text in text
+            assert found.text in str(estimate) or found.kind in ("out of memory", "guess", "assumption")
+            assert found.effect in text
+
+    def test_what_was_measured_is_told(self, small):
+        found = findings_in(small)
+        assert any(it.title.startswith("A call took 500.0 ms") and it.tab == "host" for it in found)
+
+    def test_a_report_of_an_older_version_has_none(self, small):
+        small.document["estimate"].pop("findings", None)
+        assert [it.kind for it in findings_in(small)] == ["measured"]
+
+    def test_findings_of_another_form_are_refused(self, small):
+        small.document["estimate"]["findings"] = [{"level": "hint"}]
+        with pytest.raises(KeyError, match="kind"):
+            check_document(small.document)
 
 
-class TestInsights:
-    def test_a_tile_that_is_too_full_comes_first(self, small):
-        ipu = small.document["memory"]["ipus"][1]
-        ipu.update(fits=False, tilesOverLimit=3, maxTileBytes=700_000)
-        small.document["estimate"]["suggestions"] = ["IPU 1: recompute layers.3: −4.0 MB, it fits then"]
-        found = insights_of(small, model_of(small).tables["operations"])
-        assert (found[0].level, found[0].title, found[0].tab) == ("problem", "IPU 1 is out of memory", "memory")
-        assert "3 tiles" in found[0].text
-        (way,) = (it for it in found if it.title == "A way to make IPU 1 fit")
-        assert way.action == "recompute layers.3"
-        assert "it fits then" in way.text
+class TestOneClock:
+    def test_the_tree_takes_as_long_as_the_summary_says(self, estimate, profile):
+        programs = profile.tables["programs"]
+        (call,) = np.flatnonzero(programs["parent"] < 0)
+        assert programs["inside"][call] == pytest.approx(estimate.timeline.cycles)
+        by_name = dict(zip(programs["name"].tolist(), programs["inside"].tolist(), strict=True))
+        for stage in estimate.stages:
+            links = sum(
+                cycles
+                for name, kind, cycles, parent in zip(
+                    programs["name"], programs["type"], programs["cycles"], programs["parent"], strict=True
+                )
+                if kind == "GlobalExchange" and " to IPU " in name and programs["name"][parent] == stage.label
+            )
+            assert by_name[stage.label] - links == pytest.approx(stage.cycles)
 
-    def test_an_almost_full_tile_is_a_hint(self, small):
-        small.document["memory"]["ipus"][0]["maxTileBytes"] = 600_000
-        assert "IPU 0 is almost full" in titles(small)
+    def test_the_update_is_there_with_all_of_its_copies(self, estimate, profile):
+        programs = profile.tables["programs"]
+        updates = np.flatnonzero((programs["name"] == "weight update") & (programs["operation"] < 0))
+        assert max(programs["inside"][updates]) == pytest.approx(estimate.timeline.update)
 
-    def test_uneven_stages_name_the_slow_ipu(self, small):
-        for stage in small.document["estimate"]["stages"]:
-            stage["cycles"] = 9e5 if stage["ipu"] == 1 else 1e5
-        found = insights_of(small, model_of(small).tables["operations"])
-        (it,) = (insight for insight in found if insight.title == "The stages are uneven")
-        assert "Move layers from IPU 1 towards IPU 0" in it.action
-        assert "1.80 times" in it.text
 
-    def test_bubbles_say_what_more_micro_batches_would_do(self, small):
-        found = insights_of(small, model_of(small).tables["operations"])
-        (it,) = (insight for insight in found if insight.title.startswith("IPUs wait for each other"))
-        assert "2 of the 34 pipeline cycles" in it.text
-        assert "gradientAccumulation(128)" in it.action
-
-    def test_one_after_the_other_suggests_a_pipeline(self, small):
-        small.document["estimate"]["round"]["pipelined"] = False
-        found = insights_of(small, model_of(small).tables["operations"])
-        assert any("PipelinedExecution" in insight.action for insight in found)
-
-    @pytest.mark.parametrize(
-        ("resource", "title"),
-        [
-            ("sync", "Tiles wait at sync points"),
-            ("exchange", "Data moves between tiles"),
-            ("host", "IPUs wait for the host"),
-            ("link", "IPUs wait for links"),
-            ("DDR", "IPUs wait for streaming memory"),
-        ],
-    )
-    def test_what_takes_long_is_named(self, small, resource, title):
-        small.document["estimate"]["cyclesByResource"] = {"compute": 60.0, resource: 40.0}
-        assert f"{title}: 40% of the cycles" in titles(small)
-
-    def test_operations_on_few_tiles_are_named(self, small):
-        small.tables["programs"]["tiles"][:] = 1
-        assert any(title.startswith("Small operations") for title in titles(small))
-
-    def test_guesses_and_assumptions_are_told(self, small):
-        small.document["estimate"]["uncoveredOps"] = {"aten.odd.default": 2}
-        found = insights_of(small, model_of(small).tables["operations"])
-        assert found[-1].text == "It is made up."
-        assert any("aten.odd.default (2)" in insight.text for insight in found)
-
-    def test_a_report_without_cycles_has_insights(self, small):
-        for column in ("cycles", "compute", "exchange", "sync"):
-            del small.tables["operations"][column]
-        assert titles(small)
+class TestLiveness:
+    def test_lists_explain_the_curve(self, profile):
+        compilation = Compilation(profile)
+        for step in compilation.livenessProgramSteps:
+            listed = sum(variable.bytes for variable in step.notAlwaysLiveVariables)
+            assert listed == pytest.approx(step.notAlwaysLiveMemoryForIpu(), rel=0.01, abs=16)
 
 
 class TestComparing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -88,6 +89,22 @@ class TestComparison:
             files.save(tmp_path / name, synthetic_profile(2, 8, 24, 10))
         assert main(["report", str(tmp_path / "a"), "--compare", str(tmp_path / "b")]) == 0
         assert [it.parent.name for it in tmp_path.glob("*/*/comparison.html")] == ["training"]
+
+    def test_differences_are_printed_and_the_status_says_what_is_worse(self, tmp_path, capsys):
+        before, after = synthetic_profile(2, 8, 24, 10), synthetic_profile(2, 8, 24, 10)
+        after.document["estimate"]["throughput"] *= 0.9
+        for name, profile in (("before", before), ("after", after)):
+            files.save(tmp_path / name, profile)
+        there, back = ["report", str(tmp_path / "before")], ["report", str(tmp_path / "after")]
+        assert main([*there, "--compare", str(tmp_path / "after")]) == 3
+        text = capsys.readouterr().out
+        assert "Samples per second" in text
+        assert "-10.0%" in text
+        assert main([*there, "--compare", str(tmp_path / "after"), "--json"]) == 3
+        (worse,) = json.loads(capsys.readouterr().out)["worse"]
+        assert worse.startswith("Samples per second")
+        assert main([*there, "--compare", str(tmp_path / "after"), "--tolerance", "20"]) == 0
+        assert main([*back, "--compare", str(tmp_path / "before")]) == 0
 
     def test_nothing_in_common_is_an_error(self, tmp_path, capsys):
         for name in ("a/x", "a/y", "b/z"):

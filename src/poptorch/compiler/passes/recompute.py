@@ -45,7 +45,8 @@ class Recomputation(enum.IntEnum):
     """Compute normalisations, and the activation functions that follow them, again."""
 
     PIPELINE = 3
-    """Keep the inputs of each pipeline stage; the last stage needs no second forward pass."""
+    """Keep the inputs of each pipeline stage, and checkpoints. The last stage runs backward right after it ran forward:
+    there, what comes after the last checkpoint is kept, too. It would be computed twice in a row for nothing."""
 
     EVERYTHING = 4
     """Keep the inputs of each part."""
@@ -59,14 +60,14 @@ def recompute(program: Program, context: Context) -> str:
     if len(partition.parts) == 1 and mode is Recomputation.PIPELINE:
         mode = Recomputation.OFF  # the only stage is the last one
     kept = _kept_values(program, partition, mode)
-    return all_but(program, partition, kept, mode.name.lower(), last_part=mode is not Recomputation.PIPELINE)
+    return all_but(program, partition, kept, mode.name.lower())
 
 
-def all_but(program: Program, partition: Partition, kept: Kept, name: str, *, last_part: bool = True) -> str:
-    """Compute again, in the backward slots, whatever is not kept; ``last_part``: also there. Says what it did."""
+def all_but(program: Program, partition: Partition, kept: Kept, name: str) -> str:
+    """Compute again, in the backward slots, whatever is not kept. Says what it did."""
     if not program.training:
         return UNCHANGED
-    keep = _policy(program, partition, kept, last_part)
+    keep = _policy(program, partition, kept)
     copies = _Copies(program, partition, keep)
     for node in [n for n in program.operations() if not is_write(n) and partition.slots[n] >= partition.forwards]:
         copies.provide(node)
@@ -123,20 +124,16 @@ class _Copies:
 # -- what is kept --------------------------------------------------------------------------------------------------
 
 
-def _policy(program: Program, partition: Partition, kept: Kept, last_part: bool) -> Keep:
+def _policy(program: Program, partition: Partition, kept: Kept) -> Keep:
     written: set[object] = {n.args[0] for n in program.operations() if is_write(n)}
-    last = partition.forwards - 1
 
     def keep(node: fx.Node, slot: int) -> bool:
         if _is_free(node, written):
             return False
         if not isinstance(node.meta.get("val"), torch.Tensor):
             return False  # an operation with several results is never kept itself, only these are
-        own = partition.slots[node]
-        if partition.part_of(slot) != own:
+        if partition.part_of(slot) != partition.slots[node]:
             return True  # an input of another part
-        if own == last and not last_part:
-            return True
         return kept(node)
 
     return keep
@@ -154,8 +151,23 @@ def _kept_values(program: Program, partition: Partition, mode: Recomputation) ->
     if mode is Recomputation.NORMS:
         again = _norms(program)
         return lambda node: node not in again
-    borders = _borders(program, partition) if mode is Recomputation.STANDARD else set()
-    return lambda node: node in borders or _must_stay(node)
+    extra: set[fx.Node] = set()
+    if mode is Recomputation.STANDARD:
+        extra = _borders(program, partition)
+    elif mode is Recomputation.PIPELINE:
+        extra = _behind_the_last_checkpoints(program, partition)
+    return lambda node: node in extra or _must_stay(node)
+
+
+def _behind_the_last_checkpoints(program: Program, partition: Partition) -> set[fx.Node]:
+    """What the last forward stage computes and no checkpoint of that stage depends on."""
+    last = partition.forwards - 1
+    stage = [n for n in program.operations() if not is_write(n) and partition.slots[n] == last]
+    before: set[fx.Node] = set()
+    for node in reversed(stage):
+        if any(user.target is CHECKPOINT or user in before for user in node.users if partition.slots.get(user) == last):
+            before.add(node)
+    return {node for node in stage if node not in before}
 
 
 def _must_stay(node: fx.Node) -> bool:

@@ -15,7 +15,10 @@ from poptorch.ipu_model.result import Estimate
 from poptorch.ipu_model.validation.residual import ResNet50
 from poptorch.ipu_model.validation.transformers import (
     BASE,
+    BASE_POPART,
     LARGE,
+    LARGE_POPART,
+    VISION,
     AnsweringBert,
     PretrainingBert,
     Size,
@@ -190,15 +193,15 @@ APPLICATIONS: tuple[Application, ...] = (
     _residual("3", "ResNet-50, MLPerf 2.0, 16 Bow", 43_280, Training(22, 10, 16, (0.15,), _EVERYTHING), cert="A"),
     _residual("4", "ResNet-50, MLPerf 2.0, 64 Bow", 149_800, Training(20, 4, 64, (0.15,), _EVERYTHING), cert="A"),
     _pretraining(
-        "5", "BERT-Large SL512 packed, MLPerf 1.1, 16 Mk2", 1_526, LARGE, (4.5, 6.5, 6.5, 6.5),
+        "5", "BERT-Large SL512 packed, MLPerf 1.1, 16 Mk2", 1_526, LARGE_POPART, (4.5, 6.5, 6.5, 6.5),
         Training(2, 192, 4, (0.23,) * 4, **_OFF_CHIP), 512, 79, 2.0, "mk2", "A",
     ),
     _pretraining(
-        "9", "BERT-Large SL128 packed, PopART, 16 Bow", 6_044, LARGE, (3, 7, 7, 7),
+        "9", "BERT-Large SL128 packed, PopART, 16 Bow", 6_044, LARGE_POPART, (3, 7, 7, 7),
         Training(8, 1712, 4, _LARGE_SHARES, **_OFF_CHIP), masked=23, packing=1.17,
     ),
     _pretraining(
-        "11", "BERT-Base SL128, PopART, 16 Bow", 16_391, BASE, (0, 4, 4, 4),
+        "11", "BERT-Base SL128, PopART, 16 Bow", 16_391, BASE_POPART, (0, 4, 4, 4),
         Training(32, 512, 4, (0.28,) * 4, **_OFF_CHIP),
     ),
     Application(
@@ -221,7 +224,7 @@ APPLICATIONS: tuple[Application, ...] = (
     Application(
         "28", "ViT-B/16, PyTorch, 16 Bow", "B", 7_615, "bow",
         Training(8, 2048, 4, (0.3,) * 4, sharded_state=True),
-        lambda: VisionTransformer(BASE, (3, 3, 3, 3)), _image_inputs, _lamb,
+        lambda: VisionTransformer(VISION, (3, 3, 3, 3)), _image_inputs, _lamb,
     ),
 )  # fmt: skip
 """All rows with a full configuration."""

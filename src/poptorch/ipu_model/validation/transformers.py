@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -23,10 +23,23 @@ class Size:
     heads: int
     feed_forward: int
     dropout: float = 0.1
+    """Of the results of attention and of the feed-forward network."""
+
+    attention_dropout: float = 0.1
+    """Of the shares of attention."""
+
+    inner_dropout: float = 0.0
+    """Between the two products of the feed-forward network."""
 
 
 LARGE = Size(1024, 24, 16, 4096)
 BASE = Size(768, 12, 12, 3072)
+LARGE_POPART = replace(LARGE, attention_dropout=0.0)
+BASE_POPART = replace(BASE, attention_dropout=0.0)
+"""The public configurations of pretraining with PopART switch dropout of attention off."""
+
+VISION = replace(BASE, inner_dropout=0.1)
+"""ViT has dropout after its GELU, too."""
 
 VOCABULARY = 30400
 MOST_POSITIONS = 512
@@ -37,7 +50,7 @@ class Attention(nn.Module):
 
     def __init__(self, size: Size, before: bool) -> None:
         super().__init__()
-        self.heads, self.before = size.heads, before
+        self.heads, self.before, self.attention_dropout = size.heads, before, size.attention_dropout
         # BERT projects for queries, keys and values at once; ViT, which normalises before, one after the other.
         widths = [size.hidden] * 3 if before else [3 * size.hidden]
         self.projections = nn.ModuleList(nn.Linear(size.hidden, width) for width in widths)
@@ -57,7 +70,10 @@ class Attention(nn.Module):
         scores = torch.matmul(q, k.transpose(-1, -2)) / (hidden // self.heads) ** 0.5
         if mask is not None:
             scores = scores + mask
-        mixed = torch.matmul(functional.softmax(scores, dim=-1), v)
+        shares = functional.softmax(scores, dim=-1)
+        if self.attention_dropout:
+            shares = functional.dropout(shares, self.attention_dropout, self.training)
+        mixed = torch.matmul(shares, v)
         y = self.dropout(self.output(mixed.transpose(1, 2).reshape(batch, length, hidden)))
         return x + y if self.before else self.norm(x + y)
 
@@ -67,7 +83,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, size: Size, before: bool) -> None:
         super().__init__()
-        self.before = before
+        self.before, self.inner_dropout = before, size.inner_dropout
         self.wide = nn.Linear(size.hidden, size.feed_forward)
         self.narrow = nn.Linear(size.feed_forward, size.hidden)
         self.norm = nn.LayerNorm(size.hidden)
@@ -76,7 +92,10 @@ class FeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise before or after, as the model does."""
         y = self.norm(x) if self.before else x
-        y = self.dropout(self.narrow(functional.gelu(self.wide(y), approximate="tanh")))
+        y = functional.gelu(self.wide(y), approximate="tanh")
+        if self.inner_dropout:
+            y = functional.dropout(y, self.inner_dropout, self.training)
+        y = self.dropout(self.narrow(y))
         return x + y if self.before else self.norm(x + y)
 
 
@@ -239,7 +258,10 @@ class VisionTransformer(nn.Module):
 
 __all__ = [
     "BASE",
+    "BASE_POPART",
     "LARGE",
+    "LARGE_POPART",
+    "VISION",
     "VOCABULARY",
     "AnsweringBert",
     "PretrainingBert",

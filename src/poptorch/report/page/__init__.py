@@ -41,6 +41,11 @@ def write_page(folder: Path, profile: Profile) -> Path | None:
     return _write(folder / PAGE, _title(profile), [PackedReport.of(model_of(profile), calls_of(profile))])
 
 
+def write_page_as(file: Path, profile: Profile) -> Path | None:
+    """Write the page of a report to a file of any name."""
+    return _write(file, _title(profile), [PackedReport.of(model_of(profile), calls_of(profile))])
+
+
 def write_comparison(file: Path, one: Profile, other: Profile, names: tuple[str, str]) -> Path | None:
     """Write a page with two reports and their differences."""
     reports = [
@@ -70,4 +75,4 @@ def _write(file: Path, title: str, reports: Sequence[PackedReport], comparison: 
     return file
 
 
-__all__ = ["COMPARISON", "PAGE", "ReportWriter", "write_comparison", "write_page"]
+__all__ = ["COMPARISON", "PAGE", "ReportWriter", "write_comparison", "write_page", "write_page_as"]

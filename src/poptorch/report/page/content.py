@@ -6,7 +6,6 @@ once.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,14 @@ import numpy as np
 
 from poptorch.report.categories import COMING, GAPS
 from poptorch.report.files import Profile, Table, rows
-from poptorch.report.page.insights import insights_of
+from poptorch.report.findings import findings_in
 from poptorch.report.page.packing import pack
 from poptorch.report.page.trace import flames_of, steps_of, tile_use
 from poptorch.report.summary import Section, repeats, summary
 
 _PROGRAM_COLUMNS = (
-    "type", "name", "parent", "ipu", "operation", "repeat", "cycles", "tile_cycles", "total_cycles", "tiles",
-    "exchange_bytes", "code_bytes",
+    "type", "name", "parent", "ipu", "operation", "repeat", "cycles", "inside", "tile_cycles", "total_cycles",
+    "tiles", "exchange_bytes", "code_bytes",
 )  # fmt: skip
 
 
@@ -63,7 +62,7 @@ def calls_of(profile: Profile) -> Content:
     figures = {
         "execution": profile.document["execution"],
         "sections": [_section(section) for section in _sections(profile)],
-        "insights": [dataclasses.asdict(insight) for insight in insights_of(profile, _operations(profile))],
+        "insights": [finding.to_dict() for finding in findings_in(profile)],
     }
     return Content(figures, {"spans": profile.tables["spans"]} if "spans" in profile.tables else {})
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from poptorch.report.files import Column, Rows, Table
-from poptorch.report.tree import UPDATE
+from poptorch.report.tree import STREAMING, UPDATE
 
 KINDS = {
     "OnTileExecute": "compute",
@@ -23,7 +23,6 @@ KINDS = {
 """Programs that take time, and what that time is spent on."""
 
 SYNC = "sync"
-STREAMING = "streaming memory"
 
 
 def steps_of(programs: Table, sync_cycles: float) -> Table:
@@ -38,9 +37,9 @@ def steps_of(programs: Table, sync_cycles: float) -> Table:
         if kind == "Sequence" and names[row] == UPDATE and programs["operation"][row] < 0 and parents[row] >= 0:
             update_start = now if update_start is None else update_start
             now = update_start  # all IPUs update at the same time
-        if kind not in KINDS or not cycles[row]:
+        if kind not in KINDS or not cycles[row] or ipus[row] < 0:
             continue
-        spent = STREAMING if names[row] == STREAMING else KINDS[kind]
+        spent = STREAMING if names[row].startswith(STREAMING) else KINDS[kind]
         waiting = _waiting(spent, cycles[row], computing[row], sync_cycles) * repeats[row]
         total = cycles[row] * repeats[row]
         if waiting:

@@ -1,4 +1,4 @@
-// Insights: what to do next, as insights.py found it.
+// Insights: what to do next, as the IPU Model found it.
 
 function insightsTab(report, panel, open) {
   const titles = { problem: "Problem", hint: "Worth a change", note: "Good to know" };
@@ -18,13 +18,14 @@ function insightsTab(report, panel, open) {
         h("h2", {}, it.title),
         h("p", {}, it.text),
         it.action ? h("p", {}, h("b", {}, "What to do: "), it.action) : null,
+        it.effect ? h("p", {}, h("b", {}, "When it was tried: "), it.effect) : null,
         it.tab
           ? h(
               "p",
               {},
               h(
                 "button",
-                { type: "button", class: "link", onclick: () => open(it.tab) },
+                { type: "button", class: "link", onclick: () => open(it.tab, it.operation) },
                 `Show in ${tabTitle(it.tab)}`,
               ),
             )

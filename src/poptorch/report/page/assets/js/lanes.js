@@ -4,6 +4,7 @@
 const LANE_BARS = 4000; // at most about so many bars in a chart
 const LABELLED = 600; // more bars than that go without texts, which take long to draw and are too small to read
 const LETTERS = 165; // that fit into its width
+const MARGINS = 110; // left and right of the bars, in pixels
 const TOGETHER = 6; // a bar for what is narrow is as wide as so many of the narrowest
 
 /**
@@ -101,7 +102,9 @@ class Lanes {
   drawLane(rows, lane, bar) {
     const { items, options } = this;
     const [from, to] = this.shown;
-    const pixels = Math.max(100, Math.min(900, LANE_BARS / this.lanes.length));
+    // As many as the chart really has: narrower bars would cover each other, and the last one drawn would be all one sees.
+    const wide = this.div.clientWidth ? this.div.clientWidth - MARGINS : 900;
+    const pixels = Math.max(40, Math.min(900, wide, LANE_BARS / this.lanes.length));
     const least = (to - from) / pixels;
     let group = null;
     const flush = () => {

@@ -23,9 +23,17 @@ async function start() {
   const comparison = packed ? await contentOf(packed) : null;
   let report = reports[0];
   const tabs = new Tabs(document.getElementById("tabs"), document.getElementById("panels"));
-  const open = (key) => {
-    tabs.open(key);
+  const open = async (key, query = "") => {
+    await tabs.open(key);
     tabs.tabs.get(key).tab.focus();
+    search(key, query);
+  };
+  const search = (key, query) => {
+    const box = query && tabs.tabs.get(key).panel.querySelector("input[type=search]");
+    if (!box) return;
+    box.value = query;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+    tabs.remember(key, query);
   };
   if (comparison) tabs.add("compare", "Comparison", (panel) => compareTab(reports, comparison, panel));
   for (const [key, [title, build]] of Object.entries(TABS)) tabs.add(key, title, (panel) => build(report, panel, open));
@@ -52,8 +60,9 @@ async function start() {
   describe();
   theme.listeners.push(() => charts.redraw());
   document.getElementById("loading").remove();
-  const wanted = location.hash.slice(1);
+  const [wanted, query] = location.hash.slice(1).split("?").map(decodeURIComponent); // a link may name a tab and a search
   await tabs.open(tabs.tabs.has(wanted) ? wanted : tabs.tabs.keys().next().value);
+  if (tabs.tabs.has(wanted)) search(wanted, query);
   document.body.dataset.ready = Math.round(performance.now()); // milliseconds since the navigation began
 }
 

@@ -43,8 +43,9 @@ class Tree {
   }
 }
 
-/** Cycles of each program with everything in it, one run of it. Children come after their parents. */
+/** Cycles of each program with everything in it, all its turns. Children come after their parents. */
 function programCycles(programs) {
+  if (programs.has("inside")) return programs.numbers("inside"); // on the clock of the call: IPUs work side by side
   const own = programs.numbers("cycles"),
     repeat = programs.numbers("repeat"),
     parents = programs.numbers("parent");
@@ -106,7 +107,7 @@ function programsTab(report, panel) {
         numeric: true,
         format: format.cycles,
         value: (row) => cycles[row],
-        hint: "Cycles with everything inside; IPUs are added up",
+        hint: "Cycles with everything inside and all turns; IPUs work at the same time",
       },
       numeric(programs, "tiles", "Tiles", (value) => (value ? format.number(value) : ""), { width: "6rem" }),
       numeric(programs, "exchange_bytes", "Exchanged", (value) => (value ? format.bytes(value) : "")),

@@ -47,7 +47,14 @@ class Tabs {
     wanted.built ??= Promise.resolve(wanted.build(wanted.panel));
     await wanted.built;
     wanted.panel.setAttribute("data-ready", "");
+    if (this.remembers) this.remember(key);
+    this.remembers = true; // the first one is what the address says, or the default
     window.dispatchEvent(new Event("resize")); // charts that were drawn while hidden take their size
+  }
+
+  /** The address of the page names what is open, so that it can be sent to others. */
+  remember(key, query = "") {
+    history.replaceState(null, "", `#${key}${query ? `?${encodeURIComponent(query)}` : ""}`);
   }
 
   /** Forget what is in the panels, and build the open one anew. */
