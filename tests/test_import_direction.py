@@ -124,7 +124,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "ipu_model": {*FOUNDATION, *ROAD, "profiling", "compiler", "compiler.passes"},
     "report": {*FOUNDATION, "options", "profiling", "ipu_model"},
-    "report.page": {*FOUNDATION, "report"},
+    "report.page": {*FOUNDATION, "report", "ipu_model"},
     "distributed": {*FOUNDATION},
     # names that the original's native module offers
     "poptorch_core": {*FOUNDATION, "options"},

@@ -27,6 +27,7 @@ TORCH = {
     "_schema": "the schema of an operator overload",
     "_cdata": "the address of a storage",
     "_use_count": "how many owners a tensor has",
+    "_version": "how often a tensor was written",
     "_metadata": "the versions of modules in a state dictionary",
 }
 ALLOWED = {

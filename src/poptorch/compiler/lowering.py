@@ -44,6 +44,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.optim.rules import CombinedSGD
+from poptorch.options import Options
 from poptorch.placement import announcing
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.graphs import copy_of
@@ -134,7 +135,7 @@ class Rewritten:
 
     def divided(
         self,
-        options: Any = None,
+        options: Options | None = None,
         edit: Callable[[Program], None] | None = None,
         *,
         progress: Progress = lambda stage: None,

@@ -215,6 +215,16 @@ def backend_settings(given: Mapping[str, Any]) -> BackendSettings:
     )
 
 
+def backend_texts(options: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """What the options say about these settings of the backend, to be compared.
+
+    >>> from poptorch import Options
+    >>> backend_texts(Options(), ["autoRecomputation"])
+    ('None',)
+    """
+    return tuple(str(options._Popart.options.get(name)) for name in names)
+
+
 def splitting_settings(options: Any) -> tuple[BackendSettings, ExecutionStrategy | None]:
     """What decides how a model is split into stages: products, and what places blocks; ``None`` has no options."""
     if options is None:

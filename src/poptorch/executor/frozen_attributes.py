@@ -43,6 +43,10 @@ class _Known(NamedTuple):
     def now(self) -> Any:
         return self.holder.get(self.name, self.value)
 
+    def as_it_is(self) -> _Known:
+        """The same attribute with the value of this moment."""
+        return self._replace(value=self.now)
+
     def differs(self) -> bool:
         """Whether the attribute means something else now."""
         now, value = self.now, self.value
@@ -145,7 +149,7 @@ class FrozenAttributes:
             if one.differs():
                 changed.append(one)
             else:
-                self._known.append(one._replace(value=one.now))
+                self._known.append(one.as_it_is())
         self._inner = [one for one in self._known if one.content is not None]
         modes = [one for one in changed if one.name == "training"]
         others = [one for one in changed if one.name != "training"]

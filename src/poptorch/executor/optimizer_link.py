@@ -135,11 +135,17 @@ class OptimizerLink:
         """Whether there is state of the optimizer on the device."""
         return self._engine is not None and self._compiled is not None
 
+    def state_by_parameter(self) -> dict[tuple[int, str], torch.Tensor]:
+        """What the device holds, by the identity of the parameter and the name of the state."""
+        if self._engine is None or self._compiled is None:
+            return {}
+        return self._by_parameter(self._engine.updater.whole_state(self._engine.exchange))
+
     def take_state(self, other: OptimizerLink) -> None:
         """Overwrite the state of common parameters with what another executor has of the same optimizer."""
-        if self._engine is None or self._compiled is None or other._engine is None or other._compiled is None:
+        if self._engine is None or self._compiled is None or not other.holds_state:
             return
-        newer = other._by_parameter(other._engine.updater.whole_state(other._engine.exchange))
+        newer = other.state_by_parameter()
         whole = self._engine.updater.whole_state(None)
         with torch.no_grad():
             for place, tensor in self._by_parameter(whole).items():

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from poptorch.compiler.lowering import Rewritten, rewrite
-from poptorch.compiler.request import CompileRequest, loop_of
+from poptorch.compiler.request import CompileRequest, backend_texts, loop_of
 from poptorch.errors import Error
 from poptorch.options import Options
 from poptorch.placement.blocks import BeginBlock
@@ -128,9 +128,8 @@ class Bench:
     def _program(self, options: Options, half: bool, blocks: tuple[tuple[str, int], ...], longer: int) -> Rewritten:
         assert self._request is not None
         request = self._request
-        backend = options._Popart.options
         cuts = loop_of(options, request.training).input_factor / longer
-        key = cuts, half, blocks, *(str(backend.get(name)) for name in _PASSES)
+        key = cuts, half, blocks, *backend_texts(options, _PASSES)
         if key not in self._programs:
             if longer == 1:
                 request = dataclasses.replace(request, options=options)
