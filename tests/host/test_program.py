@@ -187,12 +187,12 @@ def test_each_step_and_pass_is_dumped(monkeypatch: pytest.MonkeyPatch, tmp_path:
     trained(monkeypatch, "interpret")
     files = sorted((tmp_path / "training-1" / "host").iterdir())
     assert [file.name for file in files] == [
-        "00-level.txt", "01-group-micro-batches.txt", "02-divide.txt", "03-stage-code.txt", "04-update-code.txt",
-        "05-update-in-backward.txt",
+        "00-level.txt", "01-group-micro-batches.txt", "02-divide.txt", "03-matrix-products.txt", "04-stage-code.txt",
+        "05-update-code.txt", "06-update-in-backward.txt",
     ]  # fmt: skip
-    assert "micro_batch(" in files[3].read_text()
-    assert "update(" in files[4].read_text()
-    assert "step(" in files[5].read_text()
+    assert "micro_batch(" in files[4].read_text()
+    assert "update(" in files[5].read_text()
+    assert "step(" in files[6].read_text()
 
 
 @pytest.mark.timeout(600)  # a C++ compiler at work

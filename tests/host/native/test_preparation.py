@@ -16,6 +16,7 @@ from closeness import assert_close_sums
 from poptorch.host.native.freezing import freeze
 from poptorch.host.native.inductor import decompose, fake_mode
 from poptorch.host.native.preparation import Preparation
+from poptorch.libraries.choice import MKL_ALONE
 
 aten = torch.ops.aten
 
@@ -35,7 +36,7 @@ class Frozen:
 
             self.module = decompose(function, fakes)
         weights = self.module.graph.find_nodes(op="placeholder")[: len(self.state)]
-        self.preparation: Preparation = freeze(self.module, mode, dict(zip(weights, fakes, strict=False)))
+        self.preparation: Preparation = freeze(self.module, mode, dict(zip(weights, fakes, strict=False)), MKL_ALONE)
 
     def prepare(self) -> list[torch.Tensor]:
         with torch.no_grad():

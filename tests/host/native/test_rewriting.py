@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import poptorch
 from closeness import assert_close_sums
 from poptorch.host.native.rewriting import FasterForms
+from poptorch.libraries.choice import MKL_ALONE
 
 aten = torch.ops.aten
 
@@ -18,7 +19,7 @@ def rewritten(function, *values):
     module = make_fx(function)(*values)
     for node, value in zip(module.graph.find_nodes(op="placeholder"), values, strict=True):
         node.meta["val"] = value
-    FasterForms()(module.graph)
+    FasterForms(MKL_ALONE)(module.graph)
     module.recompile()
     return module
 
