@@ -68,6 +68,7 @@ INTS = torch.tensor([3, 1], dtype=torch.int32)
     [
         ("Gellu", "ai.graphcore", 1, "No class for ai.graphcore.Gellu:1. Did you mean Gelu"),
         ("Gelu", "ai.graphcore", 0, "No class for ai.graphcore.Gelu:0"),
+        ("Gelu", "ai.graphcore", 2, "No class for ai.graphcore.Gelu:2: Gelu has the version 1"),
         ("Softplus", "ai.graphcore", 1, "Did you mean Softplus of the domain ai.onnx"),
         ("Mod", "ai.onnx", 9, "No class for ai.onnx.Mod:9: Mod came with version 10"),
         ("Relu", "ai.onnx", 13, "No class for ai.onnx.Relu:13: the versions 6 to 11"),

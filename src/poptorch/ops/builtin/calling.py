@@ -38,7 +38,10 @@ _KINDS = {
 
 
 def find(domain: str, name: str, version: int) -> Definition | None:
-    """The newest definition that is not later than ``version``; ``None`` for names of other domains."""
+    """The newest definition of ONNX that is not later than ``version``, or exactly that of another domain.
+
+    ``None`` for names of other domains.
+    """
     domain = domain or ONNX
     if domain not in (GRAPHCORE, ONNX):
         return None
@@ -48,7 +51,7 @@ def find(domain: str, name: str, version: int) -> Definition | None:
             f"{ONNX} are implemented. Pass one of them, for instance 10."
         )
     known = versions_of(domain, name)
-    usable = [since for since in known if since <= version]
+    usable = [since for since in known if since == version or (domain == ONNX and since < version)]
     if usable:
         return known[max(usable)]
     raise createPoptorchError(f"No class for {domain}.{name}:{version}{_hint(domain, name, known)}")
@@ -56,7 +59,7 @@ def find(domain: str, name: str, version: int) -> Definition | None:
 
 def _hint(domain: str, name: str, known: Mapping[int, Definition]) -> str:
     if known:
-        return f": {name} came with version {min(known)}."
+        return f": {name} {'came with' if domain == ONNX else 'has the'} version {min(known)}."
     folded = {candidate.lower(): candidate for candidate in names_in(domain)}
     near = [folded[found] for found in difflib.get_close_matches(name.lower(), folded, 3, 0.6)]
     other = ONNX if domain == GRAPHCORE else GRAPHCORE
