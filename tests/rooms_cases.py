@@ -7,14 +7,17 @@ function of the group of all processes. Whatever fails in one ends the program w
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import resource
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from open_files import open_files
-from poptorch.distributed import process_group
+from poptorch.distributed import descriptors, keys, process_group, rooms
 from poptorch.distributed.connections import Connections
 from poptorch.distributed.portions import BUCKET_BYTES
 from poptorch.distributed.process_group import ProcessGroup
@@ -111,12 +114,59 @@ def gathers(group: ProcessGroup) -> None:
         assert_same(own, whole)
 
 
-def nothing_stays_open(group: ProcessGroup) -> None:
+def rooms_need_no_descriptors(group: ProcessGroup) -> None:
+    """One file for each process, whatever is in it; none is left when the memory is not used any more."""
+    assert not open_files("poptorch-exchange")
     memory = memory_of(group)
-    before = len(open_files("poptorch-exchange"))
-    for size in (1, 10, 10**6):
-        memory.room(size)
-    assert before == len(open_files("poptorch-exchange")) == 0
+    rooms = [memory.room(size) for size in (1, 10, 10**6)]
+    assert all(rooms)
+    assert len(open_files("poptorch-exchange")) == group.size
+    group.barrier()
+    del memory, rooms
+    assert not open_files("poptorch-exchange")
+
+
+def rooms_that_are_too_small_are_freed(group: ProcessGroup) -> None:
+    memory = memory_of(group)
+    for pages in (1, 2, 3, 4):
+        room = memory.borrow(pages * mmap.PAGESIZE)
+        assert room is not None
+        assert room.place == range(pages * mmap.PAGESIZE), "the smaller one before it is gone"
+        assert not room.own(room.size, torch.uint8).any()
+        group.barrier()
+        room.own(room.size, torch.uint8).fill_(1)
+        room.has_been_read()
+        memory.give_back(room)
+
+
+def no_place_is_left(group: ProcessGroup) -> None:
+    """Then gradients travel over connections, and the numbers are the same."""
+    usual, rooms._LEAST_BYTES = rooms._LEAST_BYTES, mmap.PAGESIZE
+    most, rooms._most_bytes = rooms._most_bytes, lambda processes: 4 * mmap.PAGESIZE
+    try:
+        assert memory_of(group).room(5 * mmap.PAGESIZE) is None
+        sums(group)
+        scatters(group)
+        gathers(group)
+    finally:
+        rooms._LEAST_BYTES, rooms._most_bytes = usual, most
+
+
+def one_has_few_addresses(group: ProcessGroup) -> None:
+    """A file that cannot be mapped by one of them is made smaller by all."""
+    usual = rooms._mapped
+
+    def mapped(file: int, pid: int, size: int) -> mmap.mmap:
+        if size > 1 << 30:
+            raise OSError(errno.ENOMEM, "no addresses left")
+        return usual(file, pid, size)
+
+    if group.process_id == 1:
+        rooms._mapped = mapped
+    try:
+        assert memory_of(group).room(100) is not None
+    finally:
+        rooms._mapped = usual
 
 
 def one_does_not_want(group: ProcessGroup) -> None:
@@ -135,22 +185,50 @@ def one_cannot(group: ProcessGroup) -> None:
     assert SharedMemory.of(group) is None
 
 
-def one_cannot_any_more(group: ProcessGroup) -> None:
-    memory = memory_of(group)
-    if group.process_id == 1:
-        os.memfd_create = no_memory_file
+def the_limit_of_descriptors(group: ProcessGroup) -> None:
+    """It is raised, or what is needed is said."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
     try:
-        memory.room(100)
-    except Error as error:
-        print(error)
-    else:
-        raise AssertionError("a room without one of the processes")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, before[1]))
+        descriptors.reserve(100, "a test")
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= used + 200
+        said = ""
+        try:
+            descriptors.reserve(before[1], "a test")
+        except Error as error:
+            said = str(error)
+        assert "descriptors (open files and connections) for a test, and may have" in said
+        assert "ulimit -n" in said
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def few_requests(group: ProcessGroup) -> None:
+    """What processes ask the meeting point for does not grow with their number."""
+    asked = []
+    real = keys.Connection.ask
+
+    def ask(self: keys.Connection, operation: str, *arguments: Any, **limits: Any) -> Any:
+        asked.append(operation)
+        return real(self, operation, *arguments, **limits)
+
+    keys.Connection.ask = ask  # type: ignore[method-assign]
+    try:
+        group.part(group.members, "requests").barrier()
+    finally:
+        keys.Connection.ask = real  # type: ignore[method-assign]
+    others = [operation for operation in asked if operation not in ("check", "find")]  # how often it was too early
+    assert sorted(others) in (["get_all", "set", "set"], ["get", "get_all", "set", "set"]), asked
 
 
 CASES = {
     case.__name__: case
-    for case in (sums, scatters, gathers, nothing_stays_open, one_does_not_want, one_cannot, one_cannot_any_more)
-}
+    for case in (
+        sums, scatters, gathers, rooms_need_no_descriptors, rooms_that_are_too_small_are_freed, no_place_is_left,
+        one_has_few_addresses, one_does_not_want, one_cannot, the_limit_of_descriptors, few_requests,
+    )
+}  # fmt: skip
 
 
 def main(process: int, processes: int, names: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import processes
@@ -25,6 +27,5 @@ def test_a_room(case: str, outputs: list[str]) -> None:
 @pytest.mark.timeout(900)
 def test_what_is_said(outputs: list[str]) -> None:
     for output in outputs:
-        assert "Process 1 cannot share 4096 bytes of memory with the others: [Errno 38] no such call here" in output
-        assert "POPTORCH_SHARED_MEMORY=0" in output
+        assert re.search(r"Process 1 cannot share \d+ bytes of memory with the others: .Errno 38. no such call", output)
         assert output.count("Gradients travel over network connections, although all processes are on one host") == 1

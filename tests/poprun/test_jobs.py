@@ -240,8 +240,10 @@ def test_partitions_that_exist(registry: Registry, capfd: pytest.CaptureFixture[
     registry.create("fixed", Spec(4, 2, 2), 64)
     assert main([*job, *sh(VARIABLES)]) != 0
     assert "it has 2 replicas, and the job needs 4" in capfd.readouterr().err
-    assert main([*job, "--update-partition=yes", "--remove-partition=no", *sh(VARIABLES)]) == 0
-    assert registry.get("fixed").spec.num_replicas == 4
+    assert main(["--num-replicas=256", "--num-instances=2", "--update-partition=yes", *sh(VARIABLES)]) != 0
+    assert registry.get("fixed").spec == Spec(4, 2, 2).checked(), "it could not be made anew, and is as it was"
+    assert main([*job, "--update-partition=yes", *sh(VARIABLES)]) == 0
+    assert registry.get("fixed").spec.num_replicas == 4, "it is the user's, and stays"
     assert main([*job, *sh(VARIABLES)]) == 0
     assert registry.get("fixed").resets == 1, "the second run found it, and reset it"
     registry.create("free", Spec(8, reconfigurable=True), 64)

@@ -83,6 +83,7 @@ def _place(settings: Settings, layout: Layout, log: Log, registry: Registry) -> 
         return Placement(_target(settings, layout, total), parents=_parents(layout, total, {}))
     known = registry.partitions()
     partition, is_new = known.get(name), False
+    belongs_to_user = partition is not None
     if partition is not None and not partition.spec.reconfigurable:
         misfit = _misfit(partition.spec, layout)
         if misfit and not settings.update_partition:
@@ -91,9 +92,8 @@ def _place(settings: Settings, layout: Layout, log: Log, registry: Registry) -> 
                 "or another --vipu-partition."
             )
         if misfit:
-            log.info(f"Removing the partition {name}, which does not fit: {misfit}")
-            registry.remove(name)
-            partition = None
+            log.info(f"Making the partition {name} anew, which does not fit: {misfit}")
+            partition, is_new = _made_anew(partition, settings, layout, registry, log), True
     if partition is None:
         partition, is_new = _created(name, settings, layout, registry, log), True
     if partition.spec.reconfigurable:
@@ -104,7 +104,8 @@ def _place(settings: Settings, layout: Layout, log: Log, registry: Registry) -> 
         partition = registry.reset(name)
     log.info(f"Partition {name}: PS_{partition.state}, {partition.spec.size} IPUs")
     shared = {**_server_variables(settings, name), **_target(settings, layout, partition.spec.size)}
-    release = _remover(name, registry, log) if is_new and settings.remove_partition else lambda: None
+    is_ours = not belongs_to_user and settings.remove_partition
+    release = _remover(name, registry, log) if is_ours else lambda: None
     if not partition.spec.reconfigurable:
         return Placement(shared, parts=True, release=release)
     return Placement(shared, parents=_parents(layout, partition.spec.size, {PARTITION_ID: name}), release=release)
@@ -121,7 +122,9 @@ def _chosen(settings: Settings, registry: Registry) -> str | None:
     return known[0] if known else None
 
 
-def _created(name: str, settings: Settings, layout: Layout, registry: Registry, log: Log) -> Partition:
+def _created(
+    name: str, settings: Settings, layout: Layout, registry: Registry, log: Log, connect: bool = False
+) -> Partition:
     for pool in (settings.vipu_allocation, settings.vipu_cluster):
         if pool not in (None, CLUSTER):
             log.info(f"There is no allocation {pool!r} on this host; {CLUSTER!r} is used")
@@ -138,13 +141,24 @@ def _created(name: str, settings: Settings, layout: Layout, registry: Registry, 
     log.info(f"Creating the partition {name}: {spec.size} IPUs, {spec.num_gcds} GCDs, {spec.num_replicas} replicas")
     for attempt in range(1, settings.vipu_partition_attempts + 1):
         try:
-            return registry.create(name, spec, _host_ipus(), connect=False)
+            return registry.create(name, spec, _host_ipus(), connect=connect)
         except RegistryError as error:
             if attempt == settings.vipu_partition_attempts:
                 raise
             log.info(f"Attempt {attempt}: {error}")
             time.sleep(_RETRY_SECONDS)
     raise AssertionError("there is at least one attempt")
+
+
+def _made_anew(old: Partition, settings: Settings, layout: Layout, registry: Registry, log: Log) -> Partition:
+    """A partition of the same name that fits the job. If there can be none, the user has the old one again."""
+    connect = registry.has_connection_files(old)
+    registry.remove(old.name)
+    try:
+        return _created(old.name, settings, layout, registry, log, connect)
+    except BaseException:
+        registry.create(old.name, old.spec, _host_ipus(), connect=connect)
+        raise
 
 
 def _remover(name: str, registry: Registry, log: Log) -> Callable[[], None]:

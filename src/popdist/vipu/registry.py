@@ -190,6 +190,10 @@ class Registry:
                 self._connect(made)
         return made
 
+    def has_connection_files(self, partition: Partition) -> bool:
+        """Whether programs find the partition without being told its name."""
+        return self._connection_file(partition, 0).exists()
+
     def reset(self, name: str) -> Partition:
         """Bring a partition back to its initial state."""
         with self._locked():

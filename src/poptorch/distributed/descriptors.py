@@ -10,12 +10,15 @@ import array
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import socket
 import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+
+from poptorch.errors import createPoptorchError
 
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group."""
@@ -24,6 +27,34 @@ _NAME_BYTES = 16
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 SECONDS = 30.0
 """How long processes may take to hand over what they have. All of them are about to do so when one begins to wait."""
+
+
+_OTHER_FILES = 128
+"""What a process may have open besides connections, and will open later: data, libraries, logs."""
+
+
+def reserve(processes: int, what: str) -> None:
+    """Make sure that a process may have connections to so many others: raise its own limit, or say what is needed.
+
+    Gloo ends a process that has no descriptors left.
+    """
+    try:
+        now = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        now = _OTHER_FILES
+    needed = now + 2 * processes + _OTHER_FILES  # a connection and the memory of each
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft < needed:
+        raise createPoptorchError(
+            f"This process needs {needed} descriptors (open files and connections) for {what}, and may have {soft}. "
+            f"Raise the limit before the job starts: ulimit -n {needed}, or LimitNOFILE= of a systemd unit."
+        )
 
 
 class Counter:
@@ -45,7 +76,10 @@ class Counter:
         deadline = time.monotonic() + SECONDS
         try:
             while len(found) < len(pids):
-                self._listening.settimeout(max(1e-3, deadline - time.monotonic()))
+                left = deadline - time.monotonic()
+                if left <= 0:  # whoever keeps on connecting does not prolong the wait
+                    raise TimeoutError
+                self._listening.settimeout(left)
                 connection, _ = self._listening.accept()
                 with connection:
                     pid = _process_at(connection)

@@ -22,7 +22,7 @@ _TEXT = "t:"
 
 
 def pack(values: list[Any]) -> bytes:
-    """Numbers, texts, bytes, truth values, nothing, and lists of texts."""
+    """Numbers, texts, bytes, truth values, nothing, and lists of these."""
     data = json.dumps([_marked(value) for value in values]).encode()
     return _LENGTH.pack(len(data)) + data
 
@@ -44,12 +44,16 @@ def unpack(buffer: bytearray) -> tuple[list[Any], int] | None:
 
 
 def _marked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_marked(one) for one in value]
     if isinstance(value, bytes):
         return _BYTES + value.decode("latin-1")
     return _TEXT + value if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     if not isinstance(value, str):
         return value
     return value[2:].encode("latin-1") if value.startswith(_BYTES) else value[2:]

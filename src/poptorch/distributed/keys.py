@@ -145,6 +145,10 @@ class Keys(Store):
             raise Unreachable(f"{key} was there, and has gone")
         return found
 
+    def find_all(self, keys: Sequence[str], seconds: float = CALL_SECONDS) -> list[bytes | None]:
+        """The values of several keys, in one request."""
+        return list(self.connection.ask("get_all", *(self._prefix + key for key in keys), seconds=seconds))
+
     def compare_set(self, key: str, expected: str | bytes, wanted: str | bytes, seconds: float = CALL_SECONDS) -> bytes:
         """Write a value unless another one than the expected one is there; returns what is there then."""
         arguments = self._prefix + key, _bytes(expected), _bytes(wanted)
@@ -175,6 +179,38 @@ class Keys(Store):
                 raise Unreachable(f"{', '.join(keys)} did not come within {seconds:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+
+
+class MembersKeys(Keys):
+    """The keys under which the members of a group tell each other where they are.
+
+    Gloo asks for them one after the other. All are read at once, when the last one has come: so the number of requests
+    of a process does not grow with the group.
+    """
+
+    def __init__(self, keys: Keys, size: int) -> None:
+        super().__init__(keys.connection, keys._prefix, keys._seconds)
+        self._size = size
+        self._found: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes:
+        """The value; waits for it, and for those of all other members."""
+        if key not in self._found:
+            self.wait([key])
+        return self._found[key] if key in self._found else super().get(key)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all these have values, and all other members theirs."""
+        missing = [key for key in keys if key not in self._found]
+        if not missing:
+            return
+        head, slash, number = missing[0].rpartition("/")
+        if not number.isdigit() or int(number) >= self._size:
+            super().wait(missing, timeout)
+            return
+        names = [f"{head}{slash}{member}" for member in range(self._size)]
+        super().wait(names, timeout)
+        self._found |= {name: value for name, value in zip(names, self.find_all(names), strict=True) if value}
 
 
 def _connected(host: str, port: int, secret: bytes, seconds: float) -> socket.socket:

@@ -126,10 +126,11 @@ class Peers:
             if time.monotonic() >= next_look:
                 if self._keys.check(["refused"]):
                     raise createPoptorchError(self._keys.get("refused").decode())
-                self._check_sizes([k for k in keys if self._keys.check([k])], own)
+                self._check_sizes(keys, own)  # of those that have come
                 next_look = time.monotonic() + 1
             if time.monotonic() > deadline:
-                missing = ", ".join(k.removeprefix("here/") for k in keys if not self._keys.check([k]))
+                said = zip(keys, self._keys.find_all(keys), strict=True)
+                missing = ", ".join(key.removeprefix("here/") for key, text in said if text is None)
                 raise createPoptorchError(
                     f"Of {len(keys)} processes, these have not come within {self._seconds:g} s: {missing}. Have they "
                     "been started, with the same number of processes? "
@@ -139,7 +140,8 @@ class Peers:
         return self._check_sizes(keys, own)
 
     def _check_sizes(self, keys: list[str], own: Peer) -> Sequence[Peer]:
-        found = [Peer.said(key, self._keys.get(key)) for key in keys]
+        texts = zip(keys, self._keys.find_all(keys), strict=True)
+        found = [Peer.said(key, text) for key, text in texts if text is not None]
         for peer in found:
             if peer.num_processes != own.num_processes:
                 raise createPoptorchError(
@@ -191,9 +193,8 @@ class Peers:
         if ended:
             return f"{ended[0]} has come to its end, and others still needed it"
         try:
-            silent = [
-                peer for peer in self.all if not self._keys.check([f"waits/{peer.process_id}"], seconds=_LOOK_SECONDS)
-            ]
+            words = self._keys.find_all([f"waits/{peer.process_id}" for peer in self.all], seconds=_LOOK_SECONDS)
+            silent = [peer for peer, word in zip(self.all, words, strict=True) if word is None]
         except RuntimeError as error:
             return f"{error}. A process, or the network to it, is gone: {cause}"
         if silent:
@@ -235,7 +236,8 @@ class Peers:
         deadline = time.monotonic() + seconds
         silent = dict(zip(words, members, strict=True))
         while time.monotonic() < deadline and self._said() is None:
-            silent = {w: m for w, m in silent.items() if not self._keys.check([w], seconds=_LOOK_SECONDS)}
+            said = self._keys.find_all(list(silent), seconds=_LOOK_SECONDS)
+            silent = {w: m for (w, m), word in zip(silent.items(), said, strict=True) if word is None}
             if all(self.all[m].is_dead or self.all[m].is_stopped for m in silent.values()):
                 return
             time.sleep(_POLL_SECONDS)

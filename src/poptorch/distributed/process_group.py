@@ -30,7 +30,8 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from poptorch import environment, launchers
 from poptorch._logging import logger
-from poptorch.distributed import addresses, proof, rendezvous
+from poptorch.distributed import addresses, descriptors, proof, rendezvous
+from poptorch.distributed.keys import MembersKeys
 from poptorch.distributed.peers import Peer, Peers
 from poptorch.distributed.rendezvous import Meeting
 from poptorch.errors import RecoverableError, createPoptorchError
@@ -103,7 +104,10 @@ class ProcessGroup:
 
         self._gloo: Any = None
         # One process alone needs no meeting place: the process that serves it may have ended.
-        keys = meeting.keys.within(f"group/{name}", seconds) if len(self.members) > 1 else HashStore()
+        keys: Store = HashStore()
+        if len(self.members) > 1:
+            descriptors.reserve(len(self.members), f"a group of {len(self.members)} processes")
+            keys = MembersKeys(meeting.keys.within(f"group/{name}", seconds), len(self.members))
         self._gloo = self._connected(keys)
         peers.is_connected(name)
 
@@ -371,6 +375,7 @@ def ensure_initialized(process_id: int, num_processes: int) -> ProcessGroup:
         raise createPoptorchError(f"There is no process {process_id} among {num_processes}: they count from 0.")
     seconds = float(max(1, environment.DISTRIBUTED_TIMEOUT.read()))
     _state.process, _state.active = os.getpid(), None
+    descriptors.reserve(num_processes, f"a job of {num_processes} processes")
     if _state.meeting is None:
         _state.meeting = rendezvous.find(process_id, num_processes, seconds)
     meeting, name = _state.meeting, f"{launchers.attempt()}.{_state.made}"

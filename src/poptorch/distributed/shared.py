@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from poptorch.distributed.connections import Connections
 from poptorch.distributed.portions import (
     Bucket,
     Ranges,
@@ -29,11 +30,17 @@ class SharedRooms:
         self._group = memory.group
         self._averaged = averaged
         self._replicas = replicas
-        self._buckets: dict[tuple[str, ...], list[tuple[Bucket, Room]]] = {}
+        self._buckets: dict[tuple[str, ...], list[tuple[Bucket, Room]] | None] = {}
+        self._otherwise = Connections(memory.group, averaged, replicas)
+        """How gradients travel for which there is no room; all processes find the same."""
 
     def start_sums(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor]) -> None:
         """Whole tensors, which are summed in the same memory in each round."""
-        for bucket, room in self._buckets_for(gradients):
+        buckets = self._buckets_for(gradients)
+        if buckets is None:
+            self._otherwise.start_sums(transfer, gradients)
+            return
+        for bucket, room in buckets:
             before = fill(bucket, gradients)
             values = room.all(bucket.room.numel(), bucket.room.dtype)
             transfer.add(RoomSum(values, self._group, self._averaged), partial(contents, bucket, before))
@@ -41,7 +48,12 @@ class SharedRooms:
     def start_scatter(self, transfer: Transfer, gradients: Mapping[str, torch.Tensor], held: Ranges) -> None:
         """Tensors of which each process gets the elements that it holds."""
         for rows in rows_of(gradients, self._group.size, self._replicas):
-            scatter = _Scatter(self._memory, rows, gradients, self._averaged)
+            room = self._memory.borrow((self._group.size - 1) * rows.width * rows.dtype.itemsize)
+            if room is None:
+                some = {name: gradients[name] for name in rows.widths}
+                self._otherwise.start_scatter(transfer, some, {name: held[name] for name in some})
+                continue
+            scatter = _Scatter(self._memory, room, rows, gradients, self._averaged)
             types = {name: gradients[name].dtype for name in rows.widths}
             transfer.add(scatter, partial(_own_elements, scatter, rows, types, held))
 
@@ -49,6 +61,10 @@ class SharedRooms:
         """Complete tensors, in place, of which each process has only the elements in ``held``."""
         for rows in rows_of(tensors, self._group.size, self._replicas, travelling=False):
             room = self._memory.borrow(rows.width * rows.dtype.itemsize)
+            if room is None:
+                some = {name: tensors[name] for name in rows.widths}
+                self._otherwise.gather(some, {name: held[name] for name in some})
+                continue
             for name, part in rows.parts(room.own(rows.width, rows.dtype).view(1, -1)):
                 start, stop = held[name]
                 part[0, : stop - start] = tensors[name].reshape(-1)[start:stop]
@@ -59,31 +75,45 @@ class SharedRooms:
             room.has_been_read()
             self._memory.give_back(room)
 
-    def _buckets_for(self, gradients: Mapping[str, torch.Tensor]) -> Sequence[tuple[Bucket, Room]]:
-        """The buckets of these gradients, made once."""
+    def _buckets_for(self, gradients: Mapping[str, torch.Tensor]) -> Sequence[tuple[Bucket, Room]] | None:
+        """The buckets of these gradients, made once; ``None`` if there is no room for all of them."""
         key = tuple(gradients)
         if key not in self._buckets:
             rooms: list[Room] = []
 
             def in_a_room(elements: int, dtype: torch.dtype) -> torch.Tensor:
-                rooms.append(self._memory.room(elements * dtype.itemsize))
-                return rooms[-1].own(elements, dtype)
+                room = self._memory.room(elements * dtype.itemsize)
+                if room is None:
+                    raise _NoRoom
+                rooms.append(room)
+                return room.own(elements, dtype)
 
-            self._buckets[key] = list(zip(make_buckets(gradients, room=in_a_room), rooms, strict=True))
+            try:
+                self._buckets[key] = list(zip(make_buckets(gradients, room=in_a_room), rooms, strict=True))
+            except _NoRoom:
+                for room in rooms:
+                    self._memory.give_back(room)
+                self._buckets[key] = None
         return self._buckets[key]
+
+
+class _NoRoom(Exception):
+    """There is no place for a bucket."""
 
 
 class _Scatter:
     """Rows of gradients, one for each process, of which each process sums its own. A room has those of all others."""
 
-    def __init__(self, memory: SharedMemory, rows: Rows, gradients: Mapping[str, torch.Tensor], averaged: bool) -> None:
+    def __init__(
+        self, memory: SharedMemory, room: Room, rows: Rows, gradients: Mapping[str, torch.Tensor], averaged: bool
+    ) -> None:
         self._memory = memory
         self._averaged = averaged
         group = memory.group
         self._elements = (group.size - 1) * rows.width
-        self._room: Room | None = memory.borrow(self._elements * rows.dtype.itemsize)
+        self._room: Room | None = room
         self.own = torch.empty(1, rows.width, dtype=rows.dtype)
-        others = self._room.own(self._elements, rows.dtype).view(-1, rows.width)
+        others = room.own(self._elements, rows.dtype).view(-1, rows.width)
         for member in range(group.size):
             row = self.own if member == group.index else others[_place(member, group.index)].view(1, -1)
             for name, part in rows.parts(row):

@@ -6,7 +6,7 @@ import contextlib
 import copyreg
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -39,6 +39,8 @@ from poptorch.placement.blocks import forget_compiled, note_compiled
 from poptorch.printing import module_repr
 from poptorch.profiling import Channel
 from poptorch.profiling.trace import SpanKind
+
+T = TypeVar("T")
 
 _OFFLINE = (
     ": options.useOfflineIpuTarget() compiles without one. Export the model with compileAndExport(), or leave the "
@@ -360,6 +362,17 @@ class PoplarExecutor(Inside):
             self.attachToDevice()
         session = self._compiled()
         return session, session.inputs_of(self._bind(args, kwargs))
+
+    def withSession(self, function: Callable[[Session], T]) -> T:
+        """What a function returns for the compiled program; meanwhile no other thread uses this executor.
+
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.ReLU())
+        >>> model.compile(torch.zeros(1))
+        >>> model.withSession(lambda session: session.program.training)
+        False
+        """
+        return self._turns.take(lambda: function(self._compiled()))
 
     # -- weights -------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from poptorch.optim import SGD, bridge
 from poptorch.optim.auto_loss_scale import STATE_NAME, AutomaticLossScale
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.replacement import check_members, check_update
-from poptorch.optim.spec import OptimizerSpec, describe
+from poptorch.optim.spec import OptimizerSpec, describe, state_name
 from poptorch.optim.step_hooks import StepHooks
 from poptorch.optim.unexpected import UnexpectedAttributes
 from poptorch.options import Options
@@ -33,6 +33,7 @@ from poptorch.program.program import Program, value_of
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.program.update import State
 from poptorch.runtime.engine import Engine
+from poptorch.runtime.updater import Division
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> None:
@@ -170,6 +171,24 @@ class OptimizerLink:
         if self._engine.scale.scaler is not None:
             state[STATE_NAME] = self._engine.scale.scaler.factor
         return state
+
+    def pieces(self) -> dict[str, tuple[torch.Tensor, Division | None]]:
+        """The state on the device itself, by name, and how processes divide it."""
+        if self._engine is None or self._compiled is None:
+            return {}
+        updater, found = self._engine.updater, {}
+        for group, state in zip(self._compiled.groups, updater.state, strict=True):
+            for key, tensors in state.items():
+                for parameter, tensor in zip(group.parameters, tensors, strict=True):
+                    name = self._names.names[parameter]
+                    found[state_name(key, name)] = tensor, updater.division(name, tensor)
+        if self._engine.scale.scaler is not None:
+            found[STATE_NAME] = self._engine.scale.scaler.factor, None
+        return found
+
+    def took_state(self) -> None:
+        """State was written to the device by others: that of the host is outdated."""
+        bridge.device_has_newer(self.optimizer)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 

@@ -139,6 +139,12 @@ def before_run(optimizer: torch.optim.Optimizer) -> None:
         optimizer.ipu_state_is_dirty, optimizer.host_state_is_dirty = False, True
 
 
+def device_has_newer(optimizer: torch.optim.Optimizer) -> None:
+    """State came to the device on another way than through this optimizer."""
+    if isinstance(optimizer, Optimizer):
+        optimizer.ipu_state_is_dirty, optimizer.host_state_is_dirty = False, True
+
+
 def read_back(optimizer: torch.optim.Optimizer) -> None:
     """Fetch the device's state if it is newer."""
     if isinstance(optimizer, Optimizer) and optimizer.host_state_is_dirty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,14 @@ from poptorch.runtime.exchange import GradientExchange, Gradients
 from poptorch.runtime.loss_scale import LossScale
 from poptorch.runtime.owners import update_shards
 from poptorch.runtime.values.random_source import RandomSource
+
+
+class Division(NamedTuple):
+    """What this process holds of a tensor that is divided among processes."""
+
+    start: int
+    elements: int
+    """Of the whole tensor."""
 
 
 class Updater:
@@ -101,6 +110,12 @@ class Updater:
         if self._update is None or name not in self._update.held:
             return parameter
         return parameter.reshape(-1)[slice(*self._update.held[name])]
+
+    def division(self, name: str, state: torch.Tensor) -> Division | None:
+        """Which part of a parameter's state a tensor of it is; ``None`` for the whole."""
+        if self._update is None or name not in self._update.held or not state.dim():
+            return None
+        return Division(self._update.held[name][0], self._memory.parameters[name].numel())
 
     def whole_state(self, exchange: GradientExchange | None) -> list[State]:
         """The state in the shapes of the parameters. Without an exchange, elements of other processes are zero.
