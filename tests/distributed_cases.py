@@ -180,7 +180,7 @@ class Case:
         found |= {f"state/{n}": t for n, t in state.get("ipu_state", {}).items() if isinstance(t, torch.Tensor)}
         local = self.iterations * self.accumulation if options.output_mode == poptorch.OutputMode.All else 1
         found["outputs"] = outputs[-1].float().reshape(local, -1, ROWS, 2)
-        kept = executor._session.engine.optimizer_state
+        kept = executor.session.engine.optimizer_state
         found["bytes of state"] = torch.tensor(sum(t.nbytes for group in kept for ts in group.values() for t in ts))
         executor.destroy()
         return found

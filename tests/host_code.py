@@ -13,14 +13,14 @@ def change_stages(executor: Any, change: Callable[[int, HostStage], Code]) -> No
     """Let every stage run the code that ``change`` returns for its number and itself."""
     code = executor.executable.code
     stages = tuple(dataclasses.replace(s, code=change(i, s)) for i, s in enumerate(code.stages))
-    executor._session.install(dataclasses.replace(code, stages=stages))
+    executor.session.install(dataclasses.replace(code, stages=stages))
 
 
 def change_code(executor: Any, **fields: Any) -> None:
     """Let the executor run with other parts of its code."""
-    executor._session.install(dataclasses.replace(executor.executable.code, **fields))
+    executor.session.install(dataclasses.replace(executor.executable.code, **fields))
 
 
 def runner_of(executor: Any) -> Any:
     """What runs the tasks of a model on several IPUs or replicas."""
-    return executor._session.engine.parallel
+    return executor.session.engine.parallel

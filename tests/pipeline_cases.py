@@ -160,7 +160,7 @@ class Case:
             returned.append(executor(*self.data(process // together, parts, step)))
             seen.append([executor.getAnchoredTensor(name) for name in anchors])
         latency = executor.getLatency()
-        engine = executor._session.engine
+        engine = executor.session.engine
         found = {
             "returned": returned,
             "anchors": seen,

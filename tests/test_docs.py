@@ -80,6 +80,6 @@ def in_the_reference(name: str) -> bool:
 
 def test_every_public_name_is_in_the_reference() -> None:
     plain_values = {"ATTR_PREFIX", "attributes_lists", "BlockId", "logger"}  # no docstring to show
-    names = {name for name in [*vars(poptorch), *poptorch._LOADED_LATE] if not name.startswith("_")}
+    names = {name for name in dir(poptorch) if not name.startswith("_")}
     names = {name for name in names if not isinstance(getattr(poptorch, name), types.ModuleType)}
     assert {name for name in names - plain_values if not in_the_reference(name)} == set()

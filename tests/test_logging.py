@@ -290,11 +290,18 @@ def test_a_closed_stream_falls_back_to_plain_stderr(tmp_path: Path) -> None:
     assert "RuntimeError: seen" in run_python(code, tmp_path).stderr
 
 
-def test_an_earlier_hook_is_still_called(monkeypatch) -> None:
+def test_an_earlier_hook_is_still_called() -> None:
     called = []
-    monkeypatch.setattr(startup, "_previous_hook", lambda *args: called.append(args))
-    error = RuntimeError("x")
-    startup.log_uncaught(RuntimeError, error, None)
+    hook = sys.excepthook
+    try:
+        sys.excepthook = lambda *args: called.append(args)
+        startup.prepare_process()
+        error = RuntimeError("x")
+        startup.log_uncaught(RuntimeError, error, None)
+    finally:
+        sys.excepthook = sys.__excepthook__
+        startup.prepare_process()
+        sys.excepthook = hook
     assert called == [(RuntimeError, error, None)]
 
 

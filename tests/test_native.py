@@ -91,7 +91,7 @@ def test_unknown_levels_are_refused(monkeypatch):
 def test_auto_leaves_adam_on_many_weights_to_torch_and_compiles_the_rest(monkeypatch):
     monkeypatch.setenv("POPTORCH_CODEGEN", "auto")
     monkeypatch.setattr(levels, "SWITCH_AFTER_SECONDS", 1e-9)
-    monkeypatch.setattr(optimizers, "_MANY_ELEMENTS", 10)
+    monkeypatch.setattr(optimizers, "MANY_ELEMENTS", 10)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     reference = copy.deepcopy(model)

@@ -30,6 +30,17 @@ TORCH = {
     "_version": "how often a tensor was written",
     "_metadata": "the versions of modules in a state dictionary",
 }
+OF_TORCH_MODULES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_opt_called", "_version"}
+"""Names of torch that tests compare before and after, and that classes of ours have as well."""
+
+TESTS_ALLOWED = {
+    ("options/test_backend.py", "_validateOptions"): "a public name of the original's",
+    ("test_errors.py", "_throwTestError"): "a public name of the original's",
+    ("options/test_containers.py", "_mine"): "of a class of the test's own",
+    ("integrations/test_callbacks.py", "_callbacks"): "the test measures the question that each call asks",
+}
+"""Private names that tests use of another room after all, with the reason."""
+
 ALLOWED = {
     ("executor/executor.py", "_user_model"): "an executor that is wrapped again; libraries know this name",
 }
@@ -105,3 +116,52 @@ def test_every_exception_is_in_use() -> None:
 )
 def test_the_check_sees_what_it_should(source: str, expected: list[str]) -> None:
     assert [name for _, _, name in private_uses(source)] == expected
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).resolve().parent
+
+
+def room_of(path: Path, root: Path) -> str:
+    return path.relative_to(root).parts[0].removesuffix(".py").removeprefix("test_")
+
+
+def made_names(tree: ast.Module) -> set[str]:
+    """The private names that a module makes: attributes, variables, functions, classes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+    return set(filter(is_private, found))
+
+
+def replaced_names(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Private names that are replaced by their text: ``monkeypatch.setattr(module, "_name", ...)``."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or len(node.args) < 2:
+            continue
+        name = node.args[1]
+        if node.func.attr in ("setattr", "delattr") and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            last = name.value.rpartition(".")[2]
+            if is_private(last):
+                yield node.lineno, ast.unparse(node.args[0]) + "." + last, last
+
+
+def test_tests_use_private_names_of_their_own_room_only() -> None:
+    makers: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in made_names(ast.parse(path.read_text(encoding="utf-8"))):
+            makers.setdefault(name, set()).add(room_of(path, PACKAGE))
+    faults = []
+    for path in sorted(TESTS.rglob("*.py")):
+        source, short = path.read_text(encoding="utf-8"), path.relative_to(TESTS).as_posix()
+        for line, text, name in [*private_uses(source), *replaced_names(ast.parse(source))]:
+            foreign = name in makers and room_of(path, TESTS) not in makers[name]
+            if foreign and name not in OF_TORCH_MODULES and (short, name) not in TESTS_ALLOWED:
+                faults.append(f"tests/{short}:{line} uses {text} of {', '.join(sorted(makers[name]))}")
+    assert not faults, "Give the room a public name for what its tests and others need:\n" + "\n".join(faults)

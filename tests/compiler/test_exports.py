@@ -65,7 +65,11 @@ def test_the_trace_log_shows_a_short_graph_in_full(capfd: pytest.CaptureFixture[
 
 
 def test_debug_ir_shows_the_program_that_was_compiled(monkeypatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(_logging, "_from_environment", "DEBUG_IR")
-    _logging.setLogLevel("DEBUG_IR")
-    executor = compiled()
+    monkeypatch.setenv("POPTORCH_LOG_LEVEL", "DEBUG_IR")
+    _logging.apply_environment()
+    try:
+        executor = compiled()
+    finally:
+        monkeypatch.delenv("POPTORCH_LOG_LEVEL")
+        _logging.apply_environment()
     assert f"Program:\n{executor.program}\n" in capfd.readouterr().err

@@ -192,7 +192,7 @@ def run(directory, lr=0.1, steps=1, accumulation=1, training=True):
     else:
         executor = poptorch.inferenceModel(model.eval(), opts)
         results = [executor(x) for _ in range(2)]
-    compiled = executor._session.store.compiled
+    compiled = executor.session.store.compiled
     executor.destroy()
     return torch.cat([r.reshape(-1) for r in results]), compiled
 
@@ -241,7 +241,7 @@ def test_accumulation_and_inference(cached):
 
 @pytest.mark.usefixtures("natively")
 def test_an_update_that_stays_as_it_is_compiles_nothing(cached, monkeypatch):
-    monkeypatch.setattr(optimizers, "_MANY_WEIGHTS", 1)
+    monkeypatch.setattr(optimizers, "MANY_WEIGHTS", 1)
     first, compiled = run(cached, accumulation=2)
     assert compiled == 1  # the micro-batch
     again, compiled = run(cached, accumulation=2)
@@ -268,5 +268,5 @@ def test_exported_files_carry_native_code(cached, tmp_path):
     executor.save(path, export_model=False)
     loaded = poptorch.inferenceModel(model)
     loaded.loadExecutable(path)
-    assert loaded._session.store.compiled == 0
+    assert loaded.session.store.compiled == 0
     assert torch.equal(loaded(x), expected)

@@ -277,7 +277,7 @@ class TestProgressBar:
         native = ["native 1/2: micro-batch", "native 2/2: update", "C++"]
         expected = ["capture", "functional form", *passes, "update", "code", *native, "loading"]
         assert [s for s in shown if not s.startswith("C++ ")] == expected
-        assert not executor._session.store.compiled or "C++ 0/" in terminal.getvalue()
+        assert not executor.session.store.compiled or "C++ 0/" in terminal.getvalue()
 
     def test_the_change_to_native_code_in_the_middle_of_a_run(self, monkeypatch):
         monkeypatch.setenv("POPTORCH_CODEGEN", "auto")

@@ -42,7 +42,7 @@ def holder(tmp_path: Path):
 
 
 def test_the_one_that_compiles_is_stopped(holder, tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(turn, "_STOPPED_SECONDS", 0.3)
+    monkeypatch.setattr(turn, "STOPPED_SECONDS", 0.3)
     os.kill(holder.pid, signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE
     while launchers.state_of(holder.pid) != "T":

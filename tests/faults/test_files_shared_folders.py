@@ -115,7 +115,7 @@ def test_reports_follow_no_prepared_link(tmp_path, victim):
         (folder / f".{name}.{os.getpid()}").symlink_to(victim)
     profile = Profile({"format": files.FORMAT, "version": files.VERSION}, {"t": {"n": np.arange(3)}})
     files.save(folder, profile)
-    page._write(folder / page.PAGE, "title", [])
+    page.write(folder / page.PAGE, "title", [])
     assert victim.read_text() == "private"
     assert not (folder / "profile.pop").is_symlink()
     assert json.loads((folder / "profile.json").read_text())["format"] == files.FORMAT

@@ -43,7 +43,7 @@ def run() -> tuple[torch.Tensor, int]:
     """The result of a model, and how many entries were compiled for it."""
     executor = poptorch.inferenceModel(LAYER)
     result = executor(X)
-    count = executor._session.store.compiled
+    count = executor.session.store.compiled
     executor.destroy()
     return result, count
 
@@ -104,7 +104,7 @@ def test_code_of_another_key_is_compiled_again_and_exported_code_too(directory, 
         executor = poptorch.inferenceModel(LAYER)
         executor.loadExecutable(exported)
         assert torch.equal(executor(X), expected)
-        count = executor._session.store.compiled
+        count = executor.session.store.compiled
         executor.destroy()
         return count
 

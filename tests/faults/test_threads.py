@@ -68,7 +68,7 @@ def together(*functions: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("tries", [4, pytest.param(60, marks=pytest.mark.exhaustive)])
 def test_a_look_at_the_weights_does_not_change_training(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_overlay, "_WORTHWHILE", 1)
+    monkeypatch.setattr(weight_overlay, "WORTHWHILE", 1)
     x, calls = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1)), 30
     expected: dict[str, torch.Tensor] = {}
     for attempt in range(tries + 1):

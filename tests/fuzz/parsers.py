@@ -309,7 +309,7 @@ def read_launchers(data: bytes, folder: Path) -> None:
 
 
 def read_slot(data: bytes, folder: Path) -> None:
-    found = sharing._read(data)
+    found = sharing.owner_in(data)
     assert found is None or str(found).isprintable()
 
 

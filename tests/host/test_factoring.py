@@ -62,7 +62,7 @@ def in_eager(model: nn.Module, x: torch.Tensor, micro: int) -> list[torch.Tensor
 
 def outputs_of(wrapped: Any, rows: int) -> list[Any]:
     """What the code of one micro-batch returns."""
-    engine = wrapped._session.engine
+    engine = wrapped.session.engine
     arguments = engine.memory.weights, engine.memory.buffers[0], engine.memory.constants, [torch.ones(rows, 16)], ()
     return list(engine.executable.code.micro_batch.run(*arguments, None))
 

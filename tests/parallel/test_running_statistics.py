@@ -191,7 +191,7 @@ def test_replicas_have_different_statistics_on_the_device():
     torch.manual_seed(0)
     model = Cnn()
     executor = trained(model, make_options(), batches_of(1, factor=1))
-    memory = executor._session.engine.memory
+    memory = executor.session.engine.memory
     first, second = (memory.replica_buffer(r, "norm.running_mean") for r in range(REPLICAS))
     assert not torch.allclose(first, second)
     assert torch.equal(model.norm.running_mean, first)

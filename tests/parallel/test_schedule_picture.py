@@ -37,7 +37,7 @@ def test_ideal_and_measured_as_text(pipelined):
 
 
 def test_everything_that_should_run_was_measured(pipelined):
-    ideal, spans = pipelined._session.engine.schedule()
+    ideal, spans = pipelined.session.engine.schedule()
     jobs = {job for tick in ideal for job in tick.jobs if job is not None}
     assert {(s.task.job, s.task.replica) for s in spans} == {(job, r) for job in jobs for r in (0, 1)}
     assert len(runner_of(pipelined).rounds) == 2
@@ -46,7 +46,7 @@ def test_everything_that_should_run_was_measured(pipelined):
 
 
 def test_the_measured_order_respects_the_data(pipelined):
-    _, spans = pipelined._session.engine.schedule()
+    _, spans = pipelined.session.engine.schedule()
     by_index = {s.task.index: s for s in spans}
     for index, needed in enumerate(runner_of(pipelined).graph.waits_for):
         for other in needed:
@@ -91,7 +91,7 @@ def test_png_rows_are_where_their_labels_say():
         "ms",
     )
     axis = Figure().subplots()
-    gantt._png_chart(chart, axis)
+    gantt.png_chart(chart, axis)
     rows = {label.get_text(): label.get_position()[1] for label in axis.get_yticklabels()}
     assert list(rows) == ["IPU0", "IPU1"]
     bars = {to_hex(p.get_facecolor()): (p.get_y() + p.get_height() / 2, p.get_x(), p.get_width()) for p in axis.patches}
@@ -143,7 +143,7 @@ def test_phases_show_their_loads():
     model = train(Perceptron, ipus, make_options(make(), accumulation=1))[2]
     text = model.drawSchedule()
     assert "IPU0 | 0L@0 0F@0 0L@2 0F@2 .    .    0B@2 0L@0 0B@0 0S@0" in text
-    chart = gantt.measured_chart(model._session.engine.schedule()[1])
+    chart = gantt.measured_chart(model.session.engine.schedule()[1])
     assert {"0F@0", "0F@3", "0L@2", "0S@1"} <= {bar.label for bar in chart.bars}, "measured jobs name their phase"
 
 
@@ -159,7 +159,7 @@ def test_replicas_of_a_model_in_one_part_show_both_passes():
     ideal, measured, *_ = model.drawSchedule().partition("measured")
     assert ideal == "ideal, 0 % idle\nIPU0 | 0F 0B 1F 1B\n"
     assert measured
-    chart = gantt.measured_chart(model._session.engine.schedule()[1])
+    chart = gantt.measured_chart(model.session.engine.schedule()[1])
     assert {bar.label for bar in chart.bars} <= {"0FB", "1FB", "0-1FB"}
     assert chart.rows[0] == "IPU0 of replica 0"
     assert [style.title for style in chart.styles] == ["forward and backward"]
@@ -171,7 +171,7 @@ def test_inference_in_one_part_is_a_forward_pass():
     model = poptorch.inferenceModel(Perceptron(), options)
     model(torch.ones(8, 8))
     assert model.drawSchedule().startswith("ideal, 0 % idle\nIPU0 | 0F 1F\n")
-    chart = gantt.measured_chart(model._session.engine.schedule()[1])
+    chart = gantt.measured_chart(model.session.engine.schedule()[1])
     assert [style.title for style in chart.styles] == ["forward"]
 
 

@@ -105,8 +105,7 @@ def test_the_outputs_of_a_model_and_of_its_stages() -> None:
 def test_right_factors_are_outputs_of_a_kind_of_their_own() -> None:
     program = compiled().program
     whole = kinds(program)
-    found = factoring._products(program)
-    factored = factoring._with_factors(program, list(found.values()))
+    factored, _ = factoring.in_factors(program)
     assert kinds(factored) == [*whole, "factor", "factor"]
     assert factored.gradients == program.gradients
     assert [o.name for o in factored.outputs_of(OutputKind.FACTOR)] == [f"factor of {g}" for g in program.gradients]

@@ -69,7 +69,7 @@ def test_gradients_are_reduced_between_accumulation_and_update(replicas: int, ac
     executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.randn(4 * replicas * accumulation, 4, generator=torch.Generator().manual_seed(1))
     executor.compile(x)
-    executor._session.engine.exchange = exchange = Twin()
+    executor.session.engine.exchange = exchange = Twin()
     executor(x)
     assert exchange.calls == 1
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.2)  # twice the gradient
@@ -83,7 +83,7 @@ def test_updates_during_back_propagation_step_aside() -> None:
     executor = poptorch.trainingModel(model, None, torch.optim.SGD(model.parameters(), lr=0.1))
     executor.compile(torch.ones(4, 4))
     assert executor.executable.code.step is not None
-    executor._session.engine.exchange = exchange = Twin()
+    executor.session.engine.exchange = exchange = Twin()
     for _ in range(2):
         executor(torch.ones(4, 4))
     assert exchange.calls == 2

@@ -225,7 +225,7 @@ def test_of_sharded_gradients_only_some_buckets_are_whole_at_a_time(
     bucket = (WIDTH + 1) * WIDTH * 4
     assert len(twin.started) == 2 * LAYERS * (groups if accumulators else 1)
     assert twin.peak <= 3 * bucket, f"{twin.peak / bucket:.1f} of {LAYERS} buckets"
-    state = executor._session.engine.optimizer_state
+    state = executor.session.engine.optimizer_state
     sizes = {tensor.numel() for tensors in state[0].values() for tensor in tensors if tensor.dim()}
     assert sizes == {WIDTH * WIDTH // 2, WIDTH}
 

@@ -71,7 +71,7 @@ class Pair:
 
 @pytest.fixture
 def pair(monkeypatch):
-    monkeypatch.setattr(weight_overlay, "_WORTHWHILE", 1)
+    monkeypatch.setattr(weight_overlay, "WORTHWHILE", 1)
     return Pair()
 
 
@@ -246,7 +246,7 @@ def test_no_room_for_the_file(pair, monkeypatch):
 
 
 def test_switched_off(monkeypatch):
-    monkeypatch.setattr(weight_overlay, "_WORTHWHILE", 1)
+    monkeypatch.setattr(weight_overlay, "WORTHWHILE", 1)
     monkeypatch.setenv("POPTORCH_SPILL_WEIGHTS", "0")
     pair = Pair()
     pair.train()
@@ -254,7 +254,7 @@ def test_switched_off(monkeypatch):
 
 
 def test_small_models_do_not_bother(monkeypatch):
-    monkeypatch.setattr(weight_overlay, "_WORTHWHILE", 1 << 20)
+    monkeypatch.setattr(weight_overlay, "WORTHWHILE", 1 << 20)
     pair = Pair()
     pair.train()
     assert not pair.overlaid

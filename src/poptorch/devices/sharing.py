@@ -241,7 +241,7 @@ class Together:
 
     def _owner(self, ipu: int, pid: int) -> Owner:
         """Who has an IPU: the kernel's word, and what stands in the slot if it agrees with that."""
-        ipus, told = range(ipu, ipu + 1), _read(self._file.read(ipu * _SLOT, _SLOT))
+        ipus, told = range(ipu, ipu + 1), owner_in(self._file.read(ipu * _SLOT, _SLOT))
         if told is None or (told.pid != pid and pid != 0):
             return Owner(None, ipus, pid, _command_of(pid), None, None)
         device = told.device_id
@@ -313,7 +313,7 @@ def _written(owner: Owner) -> bytes:
     return text[: _SLOT - 1].ljust(_SLOT - 1) + b"\n"
 
 
-def _read(content: bytes) -> Owner | None:
+def owner_in(content: bytes) -> Owner | None:
     """What a slot says; ``None`` if that is nothing that this package wrote."""
     try:
         told = json.loads(content)

@@ -44,6 +44,18 @@ class Inside:
         return ir_text(self._compiled().executable.device)
 
     @property
+    def session(self) -> Session:
+        """The loaded program with its engine and device memory, for tools and tests that look inside.
+
+        >>> import poptorch
+        >>> model = poptorch.inferenceModel(torch.nn.Linear(2, 1))
+        >>> model.compile(torch.zeros(2))
+        >>> sorted(model.session.engine.parameters())
+        ['bias', 'weight']
+        """
+        return self._compiled()
+
+    @property
     def program(self) -> Program:
         """The compiled program of one micro-batch; ``print`` it to read it."""
         return self._compiled().program

@@ -251,13 +251,14 @@ def _save_png(path: Path, charts: Sequence[Chart]) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)
     for chart, axis in zip(charts, axes[:, 0], strict=True):
-        _png_chart(chart, axis)
+        png_chart(chart, axis)
     handles = [Patch(color=style.colour, label=style.title) for style in _all_styles(charts)]
     figure.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1), frameon=False)
     figure.savefig(path, dpi=96)
 
 
-def _png_chart(chart: Chart, axis: Any) -> None:
+def png_chart(chart: Chart, axis: Any) -> None:
+    """Draw a chart on the axis of a Matplotlib figure."""
     numbers = {row: number for number, row in enumerate(chart.rows)}
     for bar in chart.bars:
         y, width = numbers[bar.row], bar.end - bar.start

@@ -25,7 +25,7 @@ from poptorch.errors import backend_error
 _SMALLEST = 1 << 14
 """Tensors below this stay as they are."""
 
-_WORTHWHILE = 1 << 18
+WORTHWHILE = 1 << 18
 """An overlay of less than this in all is not made."""
 
 _FIRST_LIMIT = 3
@@ -148,7 +148,7 @@ class WeightOverlay:
         if self._overlaid is not None:
             return
         suited = [pair for pair in pairs if _is_suited(*pair)]
-        self._possible = sum(host.nbytes for host, _ in suited) >= _WORTHWHILE
+        self._possible = sum(host.nbytes for host, _ in suited) >= WORTHWHILE
         if not self._possible:
             return
         try:

@@ -121,7 +121,7 @@ def test_new_weights_are_used_at_the_next_call(
 
 
 def test_weights_are_prepared_once_for_many_calls(executor: Any, model: Net) -> None:
-    weights = executor._session.engine.memory.weights
+    weights = executor.session.engine.memory.weights
     (prepared,) = weights.derived.values()
     executor(IDS)
     assert next(iter(weights.derived.values())) is prepared

@@ -67,7 +67,7 @@ def test_results_and_everything_that_can_be_read_are_as_interpreted(monkeypatch,
         read[level] = (outputs, copy.deepcopy(model.state_dict()), own.state_dict())
         for tensor in [*(y for y, _ in outputs), *model.state_dict().values(), *own.state_dict()["ipu_state"].values()]:
             assert tensor.is_contiguous()
-    assert executor._session.engine.parameters()["conv.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert executor.session.engine.parameters()["conv.weight"].is_contiguous(memory_format=torch.channels_last)
     assert_close_sums(read["native"], read["interpret"], terms=TERMS, steps=4)
 
 

@@ -241,7 +241,7 @@ def test_the_update_joins_the_backward_pass() -> None:
     assert "gradient" not in written["kernels"].partition("return")[2]
     weights, buffers, constants, inputs, scale, random = arguments(model, program)
     state = [torch.zeros(p.shape) for p in map(dict(model.named_parameters()).get, update.owners)]  # type: ignore[union-attr]
-    hyper = [t.clone() for t in executor._session.engine.updater.step_arguments()[len(state) :]]
+    hyper = [t.clone() for t in executor.session.engine.updater.step_arguments()[len(state) :]]
     other = [t.clone() for t in weights]
     with torch.no_grad():
         outputs = code.run(weights, buffers, constants, inputs, scale, random, [*state, *hyper])

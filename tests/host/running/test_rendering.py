@@ -200,7 +200,7 @@ def test_the_driver_runs_what_the_interpreter_renders(monkeypatch: pytest.Monkey
     x = torch.randn(2, 4).to(torch.float16 if half else torch.float32)
     executor.compile(x)
     code = executor.executable.code.micro_batch
-    memory = executor._session.engine.memory
+    memory = executor.session.engine.memory
     assert code.program is not None
     inputs = [torch.randn(p.shape).to(p.dtype) for p in code_inputs(executor)]
     with torch.no_grad():
@@ -219,7 +219,7 @@ def code_inputs(executor: Any) -> Any:
 
 
 def random_of(executor: Any) -> Any:
-    return executor._session.engine.random.of_group(0, 0)
+    return executor.session.engine.random.of_group(0, 0)
 
 
 @both

@@ -128,7 +128,7 @@ def replace_code(executor: Any, by_program: dict[int, Any]) -> None:
         for name in ("step", "update")
         if (found := getattr(code, name)) is not None
     }
-    executor._session.install(dataclasses.replace(code, stages=stages, **changed))
+    executor.session.install(dataclasses.replace(code, stages=stages, **changed))
 
 
 def test_what_no_compiler_made_is_refused() -> None:

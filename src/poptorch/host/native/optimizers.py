@@ -11,8 +11,8 @@ from torch import fx
 from poptorch.program.update import UpdateProgram
 
 aten = torch.ops.aten
-_MANY_ELEMENTS = 1 << 20
-_MANY_WEIGHTS = 100
+MANY_ELEMENTS = 1 << 20
+MANY_WEIGHTS = 100
 
 
 def replay_update(graph_module: fx.GraphModule) -> Callable[..., Any]:
@@ -29,12 +29,12 @@ def updates_in_library(update: UpdateProgram) -> bool:
     """
     graph = update.graph_module.graph
     fused = graph.find_nodes(op="call_function", target=aten._fused_adam_.tensor_lr)
-    return sum(n.meta["val"].numel() for node in fused for n in node.args[0]) > _MANY_ELEMENTS
+    return sum(n.meta["val"].numel() for node in fused for n in node.args[0]) > MANY_ELEMENTS
 
 
 def updates_many_weights(update: UpdateProgram) -> bool:
     """Whether the update would take too long to compile by itself: every weight is a kernel of its own."""
-    return sum(map(len, update.parameters)) > _MANY_WEIGHTS
+    return sum(map(len, update.parameters)) > MANY_WEIGHTS
 
 
 class _Expanding(fx.Interpreter):

@@ -14,7 +14,7 @@ from poptorch import environment, launchers
 from poptorch._logging import logger
 
 _POLL_SECONDS = 0.05
-_STOPPED_SECONDS = 10.0
+STOPPED_SECONDS = 10.0
 """How long the one that compiles may be halted, before others go on without it."""
 
 _SAYING_SECONDS = 10.0
@@ -94,7 +94,7 @@ class _Patience:
             logger.info("Waiting for %s, which compiles the model: it has locked %s", who, self._path)
         stopped = holder is not None and _is_stopped(*holder)
         self._stopped_since = (self._stopped_since or now) if stopped else None
-        if self._stopped_since is not None and now - self._stopped_since > min(_STOPPED_SECONDS, limit):
+        if self._stopped_since is not None and now - self._stopped_since > min(STOPPED_SECONDS, limit):
             raise NotInTime(f"{who}, which compiles it and has locked {self._path}, is stopped")
         if now - self._since > limit:
             raise NotInTime(

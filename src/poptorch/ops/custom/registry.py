@@ -90,6 +90,19 @@ def add(definition: Definition) -> None:
             del _instances[cached]
 
 
+def remove(key: Key) -> None:
+    """Forget an operator: programs find that one of the same name no more, or one that is built in.
+
+    >>> key = Key("docs.registry", "Double", 1)
+    >>> remove(key)
+    >>> is_known("docs.registry", "Double")
+    False
+    """
+    _definitions.pop(key, None)
+    for known in [known for known in _instances if known[0] == key]:
+        del _instances[known]
+
+
 def add_scanner(scan: Callable[[], Iterable[Definition]]) -> None:
     """Ask ``scan`` for new operators before each lookup."""
     _scanners.append(scan)

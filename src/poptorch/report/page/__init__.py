@@ -33,12 +33,12 @@ class ReportWriter:
             self._packed = PackedReport(as_text(model_of(profile).packed()), "")
             self._programs = profile.tables["programs"]
         packed = dataclasses.replace(self._packed, calls=as_text(calls_of(profile).packed()))
-        _write(folder / PAGE, _title(profile), [packed])
+        write(folder / PAGE, _title(profile), [packed])
 
 
 def write_page(folder: Path, profile: Profile) -> Path | None:
     """Write the page of a report into its folder; without plotly or jinja2 a warning says how to get it."""
-    return _write(folder / PAGE, _title(profile), [PackedReport.of(model_of(profile), calls_of(profile))])
+    return write(folder / PAGE, _title(profile), [PackedReport.of(model_of(profile), calls_of(profile))])
 
 
 def write_page_as(file: Path, profile: Profile) -> Path | None:
@@ -52,14 +52,15 @@ def write_comparison(file: Path, one: Profile, other: Profile, names: tuple[str,
         PackedReport.of(model_of(profile, name), calls_of(profile))
         for profile, name in zip((one, other), names, strict=True)
     ]
-    return _write(file, f"{names[0]} and {names[1]}: profiles of poptorch", reports, compare(one, other))
+    return write(file, f"{names[0]} and {names[1]}: profiles of poptorch", reports, compare(one, other))
 
 
 def _title(profile: Profile) -> str:
     return f"{profile.document['model']}: profile of poptorch"
 
 
-def _write(file: Path, title: str, reports: Sequence[PackedReport], comparison: Content | None = None) -> Path | None:
+def write(file: Path, title: str, reports: Sequence[PackedReport], comparison: Content | None = None) -> Path | None:
+    """Write a page about some reports; ``None``, and a warning, where a library is missing that draws it."""
     try:
         text = render(title, reports, comparison)
     except ModuleNotFoundError as missing:
