@@ -173,7 +173,7 @@ def recommender(figure: plt.Figure, found: dict[str, Any]) -> None:
     order = torch.arange(len(found["films"])).reshape(-1, found["kinds"]).T.flatten()  # films of one kind together
     films = torch.nn.functional.normalize(found["films"][order], dim=1)
     axes = figure.subplots()
-    axes.imshow(films @ films.T, cmap="RdBu", vmin=-1, vmax=1)
+    axes.imshow(films @ films.T, cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest")
     axes.set(xticks=[], yticks=[], title="likeness of films, kind by kind")
 
 

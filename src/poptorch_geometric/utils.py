@@ -25,7 +25,8 @@ class AttributeTypeCache:
 
     What the first graph says of a name counts for all that follow. ``store_key`` is a type of a graph with types.
 
-    >>> graph = torch_geometric.data.Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    >>> from torch_geometric.data import Data
+    >>> graph = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
     >>> cache = AttributeTypeCache()
     >>> cache.is_node_attr(graph, "x"), cache.is_edge_attr(graph, "x")
     (True, False)

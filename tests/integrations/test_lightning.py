@@ -166,6 +166,23 @@ def test_device_iterations(tmp_path: Path) -> None:
     assert_same_metrics(given, expected)
 
 
+class Decaying(Classifier):
+    """Changes the decay of the weights in each step, and not the learning rate."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.5 * batch_idx
+
+
+def test_other_settings_of_the_optimizer_than_its_rate(tmp_path: Path) -> None:
+    models = [Decaying(), Decaying()]
+    for each, model in zip([on_cpu(tmp_path), on_ipus(tmp_path)], models, strict=True):
+        each.fit(model)
+    assert_same(models[1], models[0])
+
+
 def test_a_pipeline(tmp_path: Path) -> None:
     models = [Classifier(4), Classifier(4)]
     poptorch.BeginBlock(models[1].second, ipu_id=1)

@@ -62,6 +62,18 @@ def _translated(optimizer: torch.optim.Optimizer, loss_scaling: float) -> torch.
     return made(wanted, loss_scaling=loss_scaling, **first)
 
 
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """All that a schedule may have changed: rates, momenta, decay, of each group.
+
+    >>> settings_of(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))[0]["lr"]
+    0.1
+    """
+    return [
+        {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
+        for group in ({**group, "params": len(group["params"])} for group in optimizer.param_groups)
+    ]
+
+
 def lamb(optimizer: torch.optim.Optimizer, loss_scaling: float, bias_correction: bool) -> torch.optim.Optimizer:
     """LAMB with the groups and the rates of an Adam."""
     groups = [dict(group) for group in optimizer.param_groups if group["params"]]

@@ -59,7 +59,7 @@ class IPUStrategy(SingleDeviceStrategy):
         self._options: dict[bool, Options] = {}
         self._training: PoplarExecutor | None = None
         self._training_step: Step | None = None
-        self._rates: list[float] = []
+        self._settings: list[dict[str, Any]] = []
         self._inference: dict[Any, tuple[PoplarExecutor, Step]] = {}
         self._random_state: list[int] | None = None
 
@@ -142,23 +142,20 @@ class IPUStrategy(SingleDeviceStrategy):
                 self._training_step, self._options[True], training=True, optimizer=optimizer,
                 user_model=self.lightning_module,
             )  # fmt: skip
-            self._rates = self._current_rates()
+            self._settings = optimizers.settings_of(optimizer)
         inputs = (batch, *self._indices(batch_idx, self._options[True]))
         if not self._training.isCompiled():
             self._training.compile(*inputs)
             if self._random_state is not None:
                 self._training.rng_state = self._random_state
-        if self._rates != self._current_rates():
+        if self._settings != (settings := optimizers.settings_of(optimizer)):
             self._training.setOptimizer(optimizer)
-            self._rates = self._current_rates()
+            self._settings = settings
         step, found = self._training_step, self._training(*inputs)
         assert step is not None
         step.log_values(found["logged"])
         loss = found["loss"].float().mean()
         return {"loss": loss, **step.as_returned(found["result"])} if "result" in found else loss
-
-    def _current_rates(self) -> list[float]:
-        return [group["lr"] for group in self.optimizers[0].param_groups]
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The program did it."""

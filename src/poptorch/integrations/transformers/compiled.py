@@ -11,6 +11,7 @@ from torch import nn
 from poptorch.errors import createPoptorchError
 from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.wrapping import inferenceModel
+from poptorch.integrations.optimizers import settings_of
 from poptorch.integrations.transformers.placing import placed
 from poptorch.integrations.transformers.stepping import ITEMS, EvaluationStep, PredictionStep, TrainingStep
 from poptorch.placement.strategies import ShardedExecution
@@ -42,12 +43,9 @@ class TrainingModel:
             TrainingStep(trainer, model), options, training=True, optimizer=optimizer, user_model=model
         )
         self._shapes: tuple[Any, ...] = ()
-        self._rates = self._current_rates()
+        self._settings = settings_of(optimizer)
         self.random_state: list[int] | None = None
         """What the device's random numbers are to go on from."""
-
-    def _current_rates(self) -> list[Any]:
-        return [group["lr"] for group in self._optimizer.param_groups]
 
     def __call__(self, **inputs: Any) -> torch.Tensor:
         """The losses of the micro-batches of one call."""
@@ -63,10 +61,9 @@ class TrainingModel:
                 "A compiled program has fixed sizes: pad to one length, as with padding='max_length' of the tokenizer "
                 "or pad_to_multiple_of in the collator, and set dataloader_drop_last."
             )
-        rates = self._current_rates()
-        if rates != self._rates:
+        if (settings := settings_of(self._optimizer)) != self._settings:
             self.executor.setOptimizer(self._optimizer)
-            self._rates = rates
+            self._settings = settings
         losses: torch.Tensor = self.executor(**inputs)
         return losses
 

@@ -34,7 +34,7 @@ _EXPLAINED = {
     "use_popdist": "processes are found by their environment",
     "execute_encoder_on_cpu_for_generation": "encoders run as all else does",
     "log_insertions": "the log of a compilation (level DEBUG) names the blocks",
-    "sharded_execution_for_inference": "inference on several IPUs is a pipeline; inference_layers_per_ipu=[-1] is one IPU",
+    "sharded_execution_for_inference": "inference on several IPUs is a pipeline",
     "synthetic_data": "data always come from the program",
 }
 """Keys of existing files that have no effect here, and why."""
@@ -203,8 +203,9 @@ class IPUConfig:
     def pieces_of_head(self, training: bool) -> int:
         """In how many pieces the product of a language model's head is computed.
 
-        >>> IPUConfig(embedding_serialization_factor=4, inference_projection_serialization_factor=2).pieces_of_head(True)
-        4
+        >>> config = IPUConfig(embedding_serialization_factor=4, inference_projection_serialization_factor=2)
+        >>> config.pieces_of_head(training=True), config.pieces_of_head(training=False)
+        (4, 2)
         """
         for name in ("projection_serialization_factor", "embedding_serialization_factor"):
             of_inference: int | None = None if training else getattr(self, f"inference_{name}")
