@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from poptorch.capture.norms import Writes
 from poptorch.capture.refusals import refuse_dynamic_shape
 from poptorch.capture.static_shapes import STATIC_FORMS
 from poptorch.errors import NoBlockError, misuse
+from poptorch.frames import warn_user
 from poptorch.ops.function_modes import runs_functions
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.recorded import is_recorded, tracer
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
             "program, which will always take the path of the first inputs. Use torch.where, poptorch.cond or "
             "poptorch.for_loop for decisions at run time."
         )
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warn_user(message)
         return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from torch import fx
 
 from poptorch.compiler.passes.outputs import check_returnable, narrow_result
 from poptorch.compiler.passes.summary import UNCHANGED, summary
+from poptorch.frames import warn_user
 from poptorch.ops.effects import communicates
 from poptorch.program.graphs import descendants, remove_dead_code
 from poptorch.program.opinfo import info_of
@@ -43,7 +43,7 @@ def take_host_results(program: Program, context: Context) -> str:
     if not constants:
         return UNCHANGED
     if not context.settings.expects_host_results:
-        warnings.warn("Output expected to be on the IPU but is on cpu", UserWarning, stacklevel=2)
+        warn_user("Output expected to be on the IPU but is on cpu")
     taken = {program.positions_of(OutputKind.RESULT)[i] for i in constants}
     if program.loss_result is not None:
         before = [i for i in range(program.loss_result) if i not in constants]
