@@ -39,7 +39,7 @@ HEAD = """\
 # Supported operations of torch
 
 An operation of PyTorch works in `forward` if torch can trace it and the shape of its result does not depend on
-values. This page lists those that the tests compile and compare with eager PyTorch: {count} cases, values and gradients.
+values. This page lists those that the tests compare with eager PyTorch: {count} cases, values and gradients.
 Others may work as well. What cannot is an error that names your line.
 
 | column | means |

@@ -59,7 +59,8 @@ def options_page() -> str:
         "# Options",
         MADE,
         "Every setter, with what it starts as and what it does here. `print(options)` shows what differs from the "
-        "defaults, [from_json and to_json](api/options.md) read and write settings as text.",
+        "defaults, [from_json and to_json](api/options.md) read and write settings as text. "
+        "`options.loadFromFile(path)` reads a file with a call in each line, such as `deviceIterations(4)`.",
     ]
     for group, (reached, about) in GROUPS.items():
         rows = rows_of(group)

@@ -6,7 +6,6 @@ constant, so every call computes the same.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import fx
 
 from poptorch.capture.evaluation import computed
 from poptorch.capture.state import Rebinding
+from poptorch.frames import warn_user
 from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import is_view
 from poptorch.program.opinfo import SourceLocation, info_of
@@ -127,4 +127,4 @@ def _announce(name: str | None, where: SourceLocation | None) -> None:
         "once, while the model is compiled, and all calls return the same. To keep a value from call to call, "
         "register it as a buffer with register_buffer(); where a function is captured, name its module with model=."
     )
-    warnings.warn(message, UserWarning, stacklevel=2)
+    warn_user(message)

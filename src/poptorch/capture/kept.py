@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
 
+from poptorch.frames import warn_user
 from poptorch.program.opinfo import info_of
 
 
@@ -30,10 +30,8 @@ def warn_of_kept(tensors: Any, ours: Iterable[torch.Tensor]) -> None:
     nodes = [slot.proxy.node for tensor, slot in list(tensors.items()) if id(tensor) not in known]
     lines = sorted({str(info_of(node).source) for node in nodes if node.op == "call_function"})
     if lines:
-        warnings.warn(
+        warn_user(
             f"A hook or another function keeps tensors that forward() computes (at {', '.join(lines)}). forward() runs "
             "once, while the model is compiled, and these tensors never get a value. To see inner values, return them "
             "from forward(), or name them with Options.anchorTensor().",
-            UserWarning,
-            stacklevel=2,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from torch.utils import _pytree as pytree
 from poptorch.capture.gradient_hooks import copy_hooks
 from poptorch.capture.tables import captured_tables
 from poptorch.errors import ReassignedError, createPoptorchError, misuse
+from poptorch.frames import warn_user
 from poptorch.program.program import has_values
 
 
@@ -337,12 +337,10 @@ def _restore_containers(containers: list[_Container]) -> None:
         values = list(container.values()) if isinstance(container, dict) else list(container)
         if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(values)):
             continue
-        warnings.warn(
+        warn_user(
             f"forward() puts tensors into the attribute {name} of the model. It runs once, while the model is "
             "compiled, and these tensors never get a value: the attribute is as before. Return them from forward(), or "
             "keep what calls have in common in a buffer.",
-            UserWarning,
-            stacklevel=2,
         )
         container.clear()
         container.extend(before) if isinstance(container, list) else container.update(before)

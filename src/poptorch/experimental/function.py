@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.experimental.arguments import Arguments
 from poptorch.experimental.gradients import GradientWatch, LeafGradients
 from poptorch.experimental.optimizers import FrozenNumbers, NewState, Optimizers, StateSlot
+from poptorch.frames import warn_user
 from poptorch.ops.recorded import is_recorded
 
 OPTIMIZER_STATE = "optimizer state"
@@ -185,4 +185,4 @@ def warn_of_host_tensors(results: Sequence[torch.Tensor]) -> None:
     """Tell of results that were never on the device: they are constants."""
     for tensor in results:
         if not is_recorded(tensor):
-            warnings.warn(f"Output expected to be on the IPU but is on {tensor.device.type}", UserWarning, stacklevel=2)
+            warn_user(f"Output expected to be on the IPU but is on {tensor.device.type}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
+
+from poptorch.frames import warn_user
 
 
 class StepHooks:
@@ -50,12 +51,10 @@ class StepHooks:
 def _warn(hook: Callable[..., Any], how: str) -> None:
     code = getattr(hook, "__code__", None)
     where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-    warnings.warn(
+    warn_user(
         f"The hook {getattr(hook, '__name__', repr(hook))}{where}, from {how}, is never called: the step of the "
         "optimizer is part of the program on the IPU, which may take several in one call. Call the function before or "
         "after the calls of the training model: then setOptimizer() sends changed learning rates, and "
         "copyWeightsToDevice() sends weights that it wrote. What changes gradients can be a hook of a parameter, "
         "register_hook(), or max_grad_norm of poptorch.optim.",
-        UserWarning,
-        stacklevel=4,
     )
