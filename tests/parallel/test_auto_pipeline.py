@@ -141,7 +141,7 @@ def test_strategies_that_do_not_fit():
 
 
 def test_a_module_that_costs_nothing_is_no_border():
-    """The end of a layer is a dropout of probability 0: the stage begins with the next layer, not inside of this one."""
+    """The end of a layer is a dropout of probability 0: the stage begins with the next layer, not inside this one."""
 
     class Layer(nn.Module):
         def __init__(self):

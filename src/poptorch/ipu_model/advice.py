@@ -242,7 +242,7 @@ def advise(
 
 
 class _Search:
-    """Climbs from a start for every number of stages, one change at a time. Models are captured once for a micro-batch."""
+    """Climbs from a start for every number of stages, one change at a time. Micro-batches of a size are captured once."""
 
     def __init__(
         self,
