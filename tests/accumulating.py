@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from poptorch.executable.groups import HostLoop
+from poptorch.libraries.choice import MKL_ALONE
 
 
 def executable(
@@ -17,4 +18,5 @@ def executable(
     """What ``poptorch.runtime.accumulate`` looks at in an executable whose weights have these names."""
     update = SimpleNamespace(accumulators=dict(types or {}), running_mean=running, held={})
     device = SimpleNamespace(program=SimpleNamespace(gradients=list(names)), settings=SimpleNamespace(groups={}))
-    return cast(Any, SimpleNamespace(device=device, update=update, code=SimpleNamespace(loop=loop, alone=False)))
+    code = SimpleNamespace(loop=loop, alone=False, libraries=MKL_ALONE)
+    return cast(Any, SimpleNamespace(device=device, update=update, code=code))
