@@ -141,20 +141,20 @@ def rooms_that_are_too_small_are_freed(group: ProcessGroup) -> None:
 
 def no_place_is_left(group: ProcessGroup) -> None:
     """Then gradients travel over connections, and the numbers are the same."""
-    usual, rooms._LEAST_BYTES = rooms._LEAST_BYTES, mmap.PAGESIZE
-    most, rooms._most_bytes = rooms._most_bytes, lambda processes: 4 * mmap.PAGESIZE
+    usual, rooms.LEAST_BYTES = rooms.LEAST_BYTES, mmap.PAGESIZE
+    most, rooms.most_bytes = rooms.most_bytes, lambda processes: 4 * mmap.PAGESIZE
     try:
         assert memory_of(group).room(5 * mmap.PAGESIZE) is None
         sums(group)
         scatters(group)
         gathers(group)
     finally:
-        rooms._LEAST_BYTES, rooms._most_bytes = usual, most
+        rooms.LEAST_BYTES, rooms.most_bytes = usual, most
 
 
 def one_has_few_addresses(group: ProcessGroup) -> None:
     """A file that cannot be mapped by one of them is made smaller by all."""
-    usual = rooms._mapped
+    usual = rooms.mapped_file
 
     def mapped(file: int, pid: int, size: int) -> mmap.mmap:
         if size > 1 << 30:
@@ -162,11 +162,11 @@ def one_has_few_addresses(group: ProcessGroup) -> None:
         return usual(file, pid, size)
 
     if group.process_id == 1:
-        rooms._mapped = mapped
+        rooms.mapped_file = mapped
     try:
         assert memory_of(group).room(100) is not None
     finally:
-        rooms._mapped = usual
+        rooms.mapped_file = usual
 
 
 def one_does_not_want(group: ProcessGroup) -> None:

@@ -35,6 +35,7 @@ OF_TORCH_MODULES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_op
 
 TESTS_ALLOWED = {
     ("options/test_backend.py", "_validateOptions"): "a public name of the original's",
+    ("integrations/test_transformers_config.py", "_debugGetPopartIR"): "a name of the original's",
     ("test_errors.py", "_throwTestError"): "a public name of the original's",
     ("options/test_containers.py", "_mine"): "of a class of the test's own",
     ("integrations/test_callbacks.py", "_callbacks"): "the test measures the question that each call asks",

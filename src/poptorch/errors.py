@@ -359,7 +359,7 @@ def createPoptorchError(msg: str) -> Error:
     ...
     poptorch.errors.Error: 'poptorch_py_error': call compile() first
     """
-    return _misuse(Error, msg, _part_code(sys._getframe(1).f_globals.get("__name__", "")))
+    return _misuse(Error, msg, part_code(sys._getframe(1).f_globals.get("__name__", "")))
 
 
 def misuse(kind: type[_SomeError], message: str) -> _SomeError:
@@ -390,7 +390,7 @@ def code_of(error: BaseException) -> str:
     return found[1] if found is not None else ""
 
 
-def _part_code(module: str) -> str:
+def part_code(module: str) -> str:
     """The code of the part that a module belongs to; empty for a module of somebody else, and for this one."""
     name = "" if module == __name__ else module
     while name and name not in PART_CODES:
@@ -426,7 +426,7 @@ def backend_error(message: str, origin: str = "poptorch_cpp_error", kind: type[E
     >>> str(backend_error("no such op")).endswith("'poptorch_cpp_error': no such op")
     True
     """
-    code = kind.code or _part_code(sys._getframe(1).f_globals.get("__name__", ""))
+    code = kind.code or part_code(sys._getframe(1).f_globals.get("__name__", ""))
     return _described(kind, message, origin, _raised_at(), code=code)
 
 

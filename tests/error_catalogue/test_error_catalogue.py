@@ -126,7 +126,7 @@ def test_whatever_raises_errors_belongs_to_a_part() -> None:
         if names & MAKERS and file.name != "errors.py":
             makers += 1
             module = ".".join(file.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-            assert errors._part_code(module), module
+            assert errors.part_code(module), module
         assert "Error" not in names, f"{file} raises an error without a code"
     assert makers > 100
 

@@ -22,7 +22,7 @@ from poptorch.distributed.process_group import Pending, ProcessGroup
 _PORTION_BYTES = 1 << 19
 """How much is summed at a time: the result is still in the cache of the processor when it is copied."""
 
-_LEAST_BYTES = 1 << 26
+LEAST_BYTES = 1 << 26
 _SMALLER = 16
 _ADDRESSES = 1 << 45
 """How many bytes the memory of all processes together may take of the addresses of each of them."""
@@ -52,11 +52,11 @@ class SharedMemory:
         if pids is None or group.size == 1:
             return None
         wanted = environment.SHARED_MEMORY.read() and hasattr(os, "memfd_create")
-        sizes = [int(said) for said in group.gather_values(_most_bytes(group.size) if wanted else 0)]
+        sizes = [int(said) for said in group.gather_values(most_bytes(group.size) if wanted else 0)]
         size, problem = min(sizes), ""
         if size == 0:
             return None
-        while size >= _LEAST_BYTES:
+        while size >= LEAST_BYTES:
             found = _everybodys(group, pids, size)
             if not isinstance(found, str):
                 return SharedMemory(group, found)
@@ -206,10 +206,10 @@ class RoomSum:
                 other.copy_(total)
 
 
-def _most_bytes(processes: int) -> int:
+def most_bytes(processes: int) -> int:
     """How much there could be in the rooms of one process: all memory, as far as addresses suffice for that."""
     memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    return max(_LEAST_BYTES, min(memory, _ADDRESSES // processes) // mmap.PAGESIZE * mmap.PAGESIZE)
+    return max(LEAST_BYTES, min(memory, _ADDRESSES // processes) // mmap.PAGESIZE * mmap.PAGESIZE)
 
 
 def _everybodys(group: ProcessGroup, pids: Sequence[int], size: int) -> list[mmap.mmap] | str:
@@ -230,7 +230,7 @@ def _everybodys(group: ProcessGroup, pids: Sequence[int], size: int) -> list[mma
             try:
                 files = descriptors.all_files(own, counter, dict(zip(pids, names, strict=True)))
                 found = stack.enter_context(files)
-                mapped = [_mapped(found[pid], pid, size) for pid in pids]
+                mapped = [mapped_file(found[pid], pid, size) for pid in pids]
             except (OSError, ValueError) as error:
                 problem = str(error)
         problems = group.gather_values(problem)
@@ -240,7 +240,7 @@ def _everybodys(group: ProcessGroup, pids: Sequence[int], size: int) -> list[mma
     return mapped
 
 
-def _mapped(file: int, pid: int, size: int) -> mmap.mmap:
+def mapped_file(file: int, pid: int, size: int) -> mmap.mmap:
     """The memory that a process of this host has handed over."""
     descriptors.check_memory(file, size, pid)
     return mmap.mmap(file, size)
