@@ -115,8 +115,9 @@ def page(results: Rows, facts: dict[str, object]) -> str:
     """The results as a table."""
     lines = [
         "# Time to result", "",
-        "Written by `python bench/time_to_result.py`. Seconds of whole jobs, each in a process of its own: import, wrap, "
-        "first call, and as many steps as eager PyTorch takes the given time for. The ratio is the faster peer by ours.",
+        "Written by `python bench/time_to_result.py`. Seconds of whole jobs, each in a process of its own: import, "
+        "wrap, first call, and as many steps as eager PyTorch takes the given time for. The ratio is the time of the "
+        "faster peer by ours.",
         "",
         *(f"- {name}: {value}" for name, value in facts.items()), "",
         "| workload | mode | eager seconds | steps | eager | compile cold | ours cold | ratio cold | compile warm "

@@ -16,6 +16,7 @@ from torch import nn
 import poptorch
 from poptorch.executor import background, level_change
 from poptorch.host import levels
+from poptorch.host.store import cache
 from poptorch.host.store.code_store import CodeStore, NotStored, StoredCode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -31,6 +32,8 @@ def _auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "compiler_exists", lambda: True)
     monkeypatch.setattr(levels, "calls_before_switch", lambda *_: 4)
     monkeypatch.setattr(level_change, "native_code", compiled)
+    monkeypatch.setattr(level_change, "BEGIN_AFTER_SECONDS", 1e9)
+    monkeypatch.setattr(cache, "local_folder", lambda: None)  # nothing is left for other tests
 
 
 def compiled(device: Any, code: Any, store: CodeStore, progress: Any, dump: Any = None) -> Any:
