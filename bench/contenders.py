@@ -56,6 +56,7 @@ def contender(name: str, workload: Workload, mode: str, iterations: int = 1, acc
 
 def switch_of_auto(workload: Workload, mode: str, iterations: int = 1) -> int | None:
     """How many calls ``auto``, the default, interprets before it changes to native code; ``None``: all of them."""
+    os.environ["POPTORCH_BACKGROUND"] = "0"  # as if there were no cache
     executor = contender("ours-auto", workload, mode, iterations).executor
     assert executor is not None
     _, inputs = _prepared(workload, mode)

@@ -18,6 +18,7 @@ _OF_THE_PACKAGE = ("POPTORCH_", "POPLAR_", "PVTI_", "OMPI_COMM_WORLD_", "POPDIST
 for _name in [name for name in os.environ if name.startswith(_OF_THE_PACKAGE)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["POPTORCH_BACKGROUND"] = "0"  # tests end before a compiler does
 os.environ["POPTORCH_PRODUCTS"] = "mkl"  # the same on every machine; tests of the choice say otherwise
 
 # IPUs of their own: tests that run at the same time, and programs of the developer, use the same device ids.

@@ -244,6 +244,14 @@ PRODUCTS = Choice(
     _AT_COMPILE,
     choices=("mkl", "onednn", "auto"),
 )
+BACKGROUND = Flag(
+    "POPTORCH_BACKGROUND",
+    True,
+    "With POPTORCH_CODEGEN=auto: run native code that an earlier process left from the first call on, and compile what "
+    "is not there in a process beside the program, from its first half second on. 0: compile in the program, at the "
+    "call that it fixes for the change.",
+    _AT_COMPILE,
+)
 FULL_TRACEBACK = Flag(
     "POPTORCH_FULL_TRACEBACK",
     False,
@@ -435,6 +443,7 @@ VARIABLES: tuple[Variable[str | None] | Variable[int] | Variable[int | None] | V
     DUMP,
     CODEGEN,
     PRODUCTS,
+    BACKGROUND,
     FULL_TRACEBACK,
     KEEP_MEMORY,
     GROUP,

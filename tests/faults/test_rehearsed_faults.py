@@ -11,7 +11,7 @@ from staged_classifier import StagedClassifier
 from torch import nn
 
 import poptorch
-from poptorch.executor import session
+from poptorch.executor import level_change
 from poptorch.runtime.faults import current_rehearsal, faults_of
 
 
@@ -272,7 +272,7 @@ def test_calls_before_a_checkpoint_count_towards_native_code(monkeypatch: pytest
         compiled.append(True)
         raise RuntimeError("not now")
 
-    monkeypatch.setattr(session, "native_code", native)
+    monkeypatch.setattr(level_change, "native_code", native)
     fresh, resumed = Setup("one part"), Setup("one part")
     fresh.executor(*fresh.data(1))
     assert not compiled

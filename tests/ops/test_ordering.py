@@ -12,7 +12,7 @@ from torch import nn
 
 import poptorch
 from closeness import assert_close_sums
-from poptorch.executor import session
+from poptorch.executor import level_change
 
 LEVELS = ["interpret", "native"]
 COUNT = 8
@@ -22,8 +22,8 @@ COUNT = 8
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run the test at one level, and be sure that it did."""
     compiled: list[object] = []
-    real = session.native_code
-    monkeypatch.setattr(session, "native_code", lambda *args: compiled.append(args) or real(*args))
+    real = level_change.native_code
+    monkeypatch.setattr(level_change, "native_code", lambda *args: compiled.append(args) or real(*args))
     monkeypatch.setenv("POPTORCH_CODEGEN", request.param)
     yield request.param
     assert bool(compiled) == (request.param == "native")

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import poptorch
 from closeness import assert_close_sums
 from poptorch import MatMulSerializationMode as Mode
-from poptorch.executor import session
+from poptorch.executor import level_change
 from poptorch.ops.custom.call import CUSTOM_OP, CUSTOM_OP_GRADIENT
 from poptorch.program.opinfo import info_of
 
@@ -331,8 +331,8 @@ OPAQUE = ["ipu_print_tensor", "serializedMatMul OutputChannels", "for_loop", "co
 @WORK
 def test_native_code(work: Callable[[Case, Setting], None], monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
-    real = session.native_code
-    monkeypatch.setattr(session, "native_code", lambda *args: compiled.append(args) or real(*args))
+    real = level_change.native_code
+    monkeypatch.setattr(level_change, "native_code", lambda *args: compiled.append(args) or real(*args))
     monkeypatch.setenv("POPTORCH_CODEGEN", "native")
     cases = [CASES[name] for name in OPAQUE]
     work(Case(all_of([c.device for c in cases]), all_of([c.meaning for c in cases])), SETTINGS["one IPU"])

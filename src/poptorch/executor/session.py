@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import logging
 import time
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 
-from poptorch._logging import backend, logger, set_repeat_limit
+from poptorch._logging import backend, set_repeat_limit
 from poptorch.capture.arguments import BoundCall, InputNormaliser, check_device
 from poptorch.capture.front_end import FrontEnd
 from poptorch.capture.structure import unflatten
@@ -33,6 +32,7 @@ from poptorch.executor.failures import raise_explained
 from poptorch.executor.frozen_attributes import FrozenAttributes
 from poptorch.executor.host_weights import HostWeights
 from poptorch.executor.job import Job, check_processes, replica_network
+from poptorch.executor.level_change import LevelChange
 from poptorch.executor.optimizer_link import OptimizerLink
 from poptorch.executor.outputs import as_result
 from poptorch.executor.profiled import ranges
@@ -40,7 +40,6 @@ from poptorch.executor.reporting import reporter_for
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target
 from poptorch.host.build import build_host
-from poptorch.host.native_code import native_code
 from poptorch.host.store.code_store import CodeStore
 from poptorch.optim.spec import OptimizerSpec
 from poptorch.options import Options
@@ -166,14 +165,10 @@ class Session:
 
         self._target = target
         self._interface = executable.device.interface
-        self.store = store
-        """Where native code comes from, and what there is of it."""
-
-        self._dump = dump
         exchange, team = (None, None) if job is None else (job.exchange(executable), job.team)
         self.engine = engine = Engine(executable, exchange, team, replica_network(wrapped.options, executable))
         self._random = RandomState(engine, _seed(wrapped.options))
-        self._calls = 0
+        self._level = LevelChange(engine, wrapped.weights, wrapped.options, store, dump, job is None)
         self._attributes = FrozenAttributes(wrapped.captured, wrapped.shown, wrapped.copied, wrapped.user_model)
         self._has_run = False
         self._estimate: Estimate | None = None
@@ -226,8 +221,7 @@ class Session:
     def start(self, progress: Progress) -> None:
         """The first time: the engine gets its code and memory, and what the host has for it."""
         wrapped, engine = self.wrapped, self.engine
-        if self.executable.code.native_after == 0:
-            self._use_native_code(progress)
+        self._level.start(progress)
         if not is_offline(wrapped.options):  # a program that never runs here needs no code
             self.executable.code.prepare()
         progress.begin("loading")
@@ -269,6 +263,7 @@ class Session:
 
     def release(self) -> None:
         """Free the device; the session is not used again."""
+        self._level.close()
         self._target.detach()
         self.wrapped.weights.close()
         if self._reporter is not None:
@@ -365,7 +360,7 @@ class Session:
         inputs = self._normalised(given)
         after = self.engine.executable.code.native_after
         if after is not None:
-            self._count_towards_native(after)
+            self._level.count(after)
         if wrapped.link is not None:
             wrapped.weights.overlay_if_unused(self.engine)
         self._device_changes()
@@ -412,36 +407,6 @@ class Session:
             self.wrapped.weights.trains()
             self.wrapped.link.runs()
 
-    def _count_towards_native(self, after: int) -> None:
-        """After as many calls as the program itself fixes, compile it to native code.
-
-        Calls before a checkpoint count as well, by the position of random numbers that was restored from it. So a
-        program that is resumed runs the code that it would have run otherwise, and goes on with the same bits.
-        A job that has run for a while does not end because the compiler cannot work: it goes on as it was.
-        """
-        loop = self.executable.code.loop
-        resumed = self.engine.random.position // (loop.device_iterations * loop.gradient_accumulation)
-        earlier = max(self._calls, resumed)
-        self._calls += 1
-        if earlier < after:
-            return
-        logger.info("Compiling the program to native code after %d calls", earlier)
-        try:
-            with Progress(self.wrapped.options, 0) as progress:
-                self._use_native_code(progress)
-            if self.executable.code.formats:  # what was moved does not lie in the host's memory any more
-                self.wrapped.weights.end_overlay()
-        except Exception as error:  # noqa: BLE001  whatever a compiler may raise
-            what = f"{type(error).__name__}: {error}".partition("\n\nSet TORCHDYNAMO")[0]
-            logger.warning("The program stays interpreted, because compiling it to native code failed: %s", what)
-            self.install(dataclasses.replace(self.executable.code, native_after=None))
-
-    def _use_native_code(self, progress: Progress) -> None:
-        executable = self.executable
-        with self.engine.trace.span(SpanKind.COMPILE, label="native code"):
-            code = native_code(executable.device, executable.code, self.store, progress, self._dump)
-            self.install(code)
-
     def install(self, code: HostCode) -> None:
         """Run other code for the same program from the next call on."""
         self.engine.install(code)
@@ -465,6 +430,11 @@ class Session:
         return tensors[0] if interface.returns_one_tensor else unflatten(interface.output_structure, tensors)
 
     # -- looking inside ------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> CodeStore:
+        """Where native code comes from, and what there is of it."""
+        return self._level.store
 
     @property
     def executable(self) -> Executable:

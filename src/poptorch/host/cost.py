@@ -18,7 +18,11 @@ from poptorch.program.program import Program
 _SECONDS_PER_CALL = 5e-6
 
 SWITCH_AFTER_SECONDS = 60.0
-"""Run time after which ``auto`` compiles: a multiple of what compiling a mid-sized model takes."""
+"""Run time after which ``auto`` takes native code: a multiple of what compiling a mid-sized model takes."""
+
+MID_SIZED = 600
+"""Operations of such a model. One with more takes longer to compile, in proportion: a layer for each time step of a
+sequence makes thousands."""
 
 PYTHON_SHOWS_SECONDS = 2e-3
 """A micro-batch below this notices Python between its kernels."""
@@ -37,6 +41,14 @@ NEGLIGIBLE_CALLS_SECONDS = 1e-3
 def estimated_seconds(program: Program) -> float:
     """A rough time for one micro-batch."""
     return sum(_SECONDS_PER_CALL + _work_seconds(node) for node in program.operations()) or _SECONDS_PER_CALL
+
+
+def seconds_before_switch(program: Program, base: float) -> float:
+    """How long a program runs before native code takes over, where ``base`` is right for a mid-sized one.
+
+    Compiling takes some 20 ms for an operation, beside a program that goes on. Whoever changes sooner waits for it.
+    """
+    return base * max(1.0, sum(1 for _ in program.operations()) / MID_SIZED)
 
 
 def estimated_work(program: Program) -> float:

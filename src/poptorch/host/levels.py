@@ -3,6 +3,7 @@
 ``POPTORCH_CODEGEN`` chooses: ``interpret``, ``native``, or ``auto`` (the default). ``auto`` starts with the first and
 changes to the second between two calls, when the program has done so much work that compiling it pays. How much is an
 estimate made from the program alone, in operations and bytes: the same program changes at the same call every time.
+Meanwhile the code is compiled beside the program; where an earlier process has left it, it runs from the first call on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import torch
 
 from poptorch import environment
 from poptorch._logging import log_once
-from poptorch.host.cost import ONE_CORE_SECONDS, PYTHON_SHOWS_SECONDS, SWITCH_AFTER_SECONDS, estimated_seconds
+from poptorch.host.cost import (
+    ONE_CORE_SECONDS,
+    PYTHON_SHOWS_SECONDS,
+    SWITCH_AFTER_SECONDS,
+    estimated_seconds,
+    seconds_before_switch,
+)
 from poptorch.host.libraries import libraries_of
 from poptorch.host.native.inductor import Entry, Target, compiler_exists
 from poptorch.ops.traits import Kind, traits_of
@@ -114,4 +121,7 @@ def target_for(program: Program, threads: int, beside_others: bool = False) -> T
 
 def calls_before_switch(program: Program, micro_batches: int) -> int:
     """How many calls of a program, each of so many micro-batches, ``auto`` interprets."""
-    return max(1, math.ceil(SWITCH_AFTER_SECONDS / (estimated_seconds(program) * micro_batches)))
+    return max(
+        1,
+        math.ceil(seconds_before_switch(program, SWITCH_AFTER_SECONDS) / (estimated_seconds(program) * micro_batches)),
+    )

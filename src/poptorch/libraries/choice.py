@@ -54,7 +54,8 @@ class Product:
         if left.ndim not in (2, 3) or left.device.type not in ("cpu", "meta") or left.layout is not torch.strided:
             return None
         *batch, rows, terms = left.shape
-        return Product(rows, terms, right.shape[-1], (_is_transposed(left), _is_transposed(right)), *batch)
+        layouts = _is_transposed(left), _is_transposed(right)
+        return Product(rows, terms, right.shape[-1], layouts, batch[0] if batch else 0)
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -55,7 +55,7 @@ def matmul_operator() -> Any:
     _libraries.append(library)
     overload = torch.ops.poptorch_libraries.matmul.default
 
-    extern_kernels.poptorch_matmul = onednn.matmul_out  # what code with Python between its kernels calls
+    extern_kernels.poptorch_matmul = onednn.matmul_out  # type: ignore[attr-defined]  # what code with Python between its kernels calls
 
     class Matmul(ExternKernelOut):
         def codegen(self, wrapper: Any) -> None:

@@ -14,7 +14,8 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -81,6 +82,10 @@ class Store(Protocol):
         """For messages."""
 
 
+class NotStored(Exception):
+    """Code that would have to be compiled."""
+
+
 class CodeStore:
     """The native code of one executable."""
 
@@ -92,7 +97,24 @@ class CodeStore:
         self.compiled = 0
         """How many entries had to be compiled."""
 
+        self._compiles = True
         self._new: dict[str, Code | None] = {}  # not written down yet: their kernels may be on their way
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self._stores))
+
+    def add(self, store: Store) -> None:
+        """One more place, where it is looked first."""
+        self._stores.insert(0, store)
+
+    @contextmanager
+    def as_it_is(self) -> Iterator[None]:
+        """Compile nothing in here: what is not found raises :class:`NotStored`."""
+        self._compiles = False
+        try:
+            yield
+        finally:
+            self._compiles = True
 
     def obtain(self, key: str, program: Program | None, make: Callable[[], Code | None]) -> Code | None:
         """The code for a key: found, or made now; what is made can run after :meth:`finish`."""
@@ -103,6 +125,8 @@ class CodeStore:
                 logger.debug("Native code %s taken from %s", key[:12], store)
                 self._keep(key, stored)
                 return code
+        if not self._compiles:
+            raise NotStored(key)
         self.compiled += 1
         prepare_compiler()
         self._new[key] = code = make()
