@@ -181,7 +181,7 @@ def recommender(figure: plt.Figure, found: dict[str, Any]) -> None:
 def custom_operator(figure: plt.Figure, found: dict[str, Any]) -> None:
     axes = figure.subplots()
     axes.eventplot([row.nonzero().flatten().tolist() for row in found["history"][0].T], linewidths=1, color="#4c78a8")
-    axes.set(xlabel="step", ylabel="neuron", title=f"a beat at every {2 + found['kinds'][0]}. step")
+    axes.set(xlabel="step", ylabel="neuron", title=f"a beat every {2 + found['kinds'][0]} steps")
 
 
 @draws

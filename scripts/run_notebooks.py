@@ -32,7 +32,8 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
             data = output.get("data", {})
             data.pop("application/vnd.jupyter.widget-view+json", None)
             if "text" in output:
-                output.text = re.sub(r"\x1b\[[0-9;]*m", "", output.text)
+                text = re.sub(r"\x1b\[[0-9;]*m", "", output.text)
+                output.text = re.sub(r"\S*/ipykernel_\d+/\d+\.py:", f"cell {cell.execution_count}, line ", text)
 
 
 def main() -> None:
