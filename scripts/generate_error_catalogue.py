@@ -10,6 +10,7 @@ import difflib
 import os
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 os.environ.setdefault("POPTORCH_DEVICES_DIR", tempfile.mkdtemp())  # other programs may use the IPUs of this machine
@@ -44,7 +45,7 @@ PT1002
 
 Codes never change their meaning, and are not given again when an error goes. Codes that end in 000 stand for all errors
 of a part without a code of their own: there the message itself says what to do. The examples begin with
-`import torch, poptorch` and `from torch import nn`. The messages are what they print.
+`import torch, poptorch` and `from torch import nn`. The messages are what they print, in shorter lines.
 
 <!-- Made by scripts/generate_error_catalogue.py from poptorch.error_catalogue. -->
 """
@@ -54,7 +55,8 @@ def section(entry: Entry) -> str:
     """One error."""
     parts = [f"### {entry.code}: {entry.title} {{#{entry.code.lower()}}}", entry.cause]
     parts.append(f"```py\n{entry.example.strip()}\n```")
-    parts.append(f'```text title="Message"\n{entry.message()}\n```')
+    message = "\n".join(textwrap.fill(line, 96, break_long_words=False) for line in entry.message().splitlines())
+    parts.append(f'```text title="Message"\n{message}\n```')
     parts.append(entry.cure)
     if entry.cured:
         parts.append(f"```py\n{entry.cured.strip()}\n```")

@@ -83,3 +83,69 @@ def test_every_public_name_is_in_the_reference() -> None:
     names = {name for name in dir(poptorch) if not name.startswith("_")}
     names = {name for name in names if not isinstance(getattr(poptorch, name), types.ModuleType)}
     assert {name for name in names - plain_values if not in_the_reference(name)} == set()
+
+
+ITEMS = {
+    "CTCLoss": "losses.md",
+    "tensors are the only arguments under explicit tracing": "constraints.md: traceModel(True)",
+    "any argument type": "constraints.md: of any type",
+    "own launcher": "distributed.md: your own launcher",
+    "VirtualIpuManager": "poprun.md",
+    "Partition": "poprun.md",
+    "both wrapping functions": "weights.md: inferenceModel",
+    "loss inside forward": "losses.md: forward",
+    "both training loops": "first-steps.md: backward()",
+    "installation": "installation.md: pip install",
+    "stack figure": "ipu.md: images/ipu.svg",
+    "batching": "batching.md: images/batching.svg",
+    "AdamW as argument": "optimizers.md: AdamW",
+    "constant shapes": "constraints.md: Shapes and types stay the same",
+    "only tensors vary": "constraints.md: Only tensors vary",
+    "options by group": "options.md: options.Training",
+    "loadFromFile": "options.md",
+    "shallow copies": "weights.md: shallow cop",
+    "eval before wrapping": "weights.md: eval()",
+    "output modes and accuracy over all": "batching.md: accuracy",
+    "executor methods": "api/models.md: PoplarExecutor",
+    "weight synchronisation": "weights.md: copyWeightsToHost",
+    "isRunningOnIpu with a custom-op fallback": "custom-operators.md: isRunningOnIpu()",
+    "message, type, location of errors": "errors.md: location",
+    "choosing a strategy": "parallel.md: Choose a strategy",
+    "few IPUs are better": "parallel.md: As few IPUs as possible",
+    "powers of two": "parallel.md: A power of two",
+    "Block": "parallel.md: poptorch.Block(",
+    "BeginBlock": "parallel.md: poptorch.BeginBlock(",
+    "BlockFunction": "parallel.md: poptorch.BlockFunction(",
+    "user_id": "parallel.md: `user_id`",
+    "the four block rules": "parallel.md: Four rules hold for blocks",
+    "Stage": "parallel.md: poptorch.Stage(",
+    "AutoStage and 0-1-0": "parallel.md: 0, 1, 0",
+    "Phase and ipus": "parallel.md: .ipus(",
+    "f-strings as names": 'parallel.md: poptorch.Block(f"',
+    "pipelining rules": "parallel.md: 2n − 1",
+    "liveness setters": "parallel.md: setTensorsLiveness",
+    "equal extra attributes": "optimizers.md: equal for all groups",
+    "setOptimizer": "optimizers.md",
+    "velocity scaling": "optimizers.md: velocity_scaling",
+    "accumulation types": "optimizers.md: accum_type",
+    "constant and variable attributes": "optimizers.md: markAsVariable",
+    "native optimizers": "optimizers.md: Native optimizers",
+    "MultiConv plan types": "operations.md: MultiConvPlanType",
+    "nop": "operations.md: poptorch.nop",
+    "logging levels": "debugging.md: `TRACE`",
+    "autocast of a layer": "precision.md: autocast",
+    "buffers and frozen attributes": "weights.md: attribute",
+    "inference buffers": "weights.md: inference",
+    "porting custom ops": "custom-operators.md: Port an operator from PopART headers",
+    "exact versions": "installation.md: exact versions",
+    "reconnecting exported models": "precompilation.md: connect them again",
+    "default log level": "debugging.md: default log level",
+    "environment variables": "environment.md: POPTORCH_",
+}
+"""What users of the original look for, the page that tells it, and words of it where they are not the item itself."""
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_an_item_of_the_original_guide_has_its_page(item: str) -> None:
+    page, _, words = ITEMS[item].partition(": ")
+    assert (words or item) in (ROOT / "docs" / page).read_text()
