@@ -1,7 +1,7 @@
 """A report as one trace for ui.perfetto.dev: spans of this host, and the modelled IPUs beside them, on one axis.
 
-The file is Chrome's JSON format. Times are microseconds. Each recorded run and the modelled micro-batch start at zero: the
-host's spans are measured, those of IPUs come from the IPU Model, and nothing says that they happened together.
+The file has Chrome's JSON format. Times are microseconds. The first recorded run and the modelled micro-batch start at
+zero: the host's spans are measured, those of IPUs come from the IPU Model; nothing says that they happened together.
 """
 
 from __future__ import annotations
