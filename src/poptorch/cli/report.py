@@ -28,6 +28,10 @@ def add_to(commands: Any) -> None:
         "--tolerance", type=float, default=1.0, metavar="PERCENT",
         help="with --compare: what the other report may be worse by before the exit status is 3 (1 by default)",
     )  # fmt: skip
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help="write measured spans of this host and the modelled IPUs as one trace for ui.perfetto.dev",
+    )  # fmt: skip
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="plain text, on a terminal as well")
     form.add_argument("--json", action="store_true", help="all figures as JSON; of several reports, by name")
@@ -38,6 +42,8 @@ def _run(chosen: argparse.Namespace) -> int:
     profiles = _profiles(chosen.folder)
     if chosen.compare is not None:
         return _compare(profiles, _profiles(chosen.compare), chosen.json, chosen.tolerance / 100)
+    if chosen.trace is not None:
+        _write_trace(profiles, chosen.trace)
     pages = _write_pages(profiles)  # before the text: `… | head` closes the pipe early
     if chosen.json:
         described = {folder.name: profile.described() for folder, profile in profiles.items()}
@@ -70,6 +76,16 @@ def _print(profiles: dict[Path, Profile], plain: bool) -> None:
         sections = summary(profile)
         if plain or not sys.stdout.isatty() or not print_rich(sections):
             print(as_text(sections))
+
+
+def _write_trace(profiles: dict[Path, Profile], file: Path) -> None:
+    from poptorch.report.page.timeline_file import write_timeline
+
+    if len(profiles) > 1:
+        raise createPoptorchError(
+            f"--trace takes one report; there are several: {_listed(profiles)}. Name one of them."
+        )
+    write_timeline(file, next(iter(profiles.values())))
 
 
 def _write_pages(profiles: dict[Path, Profile]) -> list[Path]:

@@ -242,7 +242,7 @@ def advise(
 
 
 class _Search:
-    """Climbs from a start for every number of stages, one change at a time. Micro-batches of a size are captured once."""
+    """Climbs from a start for every number of stages, one change at a time; captures each size of micro-batch once."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -111,6 +112,32 @@ class TestComparison:
             files.save(tmp_path / name, synthetic_profile(2, 8, 24, 10))
         assert main(["report", str(tmp_path / "a"), "--compare", str(tmp_path / "b")]) == 1
         assert "nothing to compare" in capsys.readouterr().err
+
+
+class TestTrace:
+    def test_host_and_ipus_are_on_one_axis(self, written, tmp_path):
+        file = tmp_path / "trace.json"
+        assert main(["report", str(written[0]), "--text", "--trace", str(file)]) == 0
+        events = json.loads(file.read_text())["traceEvents"]
+        names = {it["args"]["name"] for it in events if it["name"] == "process_name"}
+        assert names == {"this host (measured)", "IPU 0 (mk2, modelled)", "IPU 1 (mk2, modelled)"}
+        spans = [it for it in events if it["ph"] == "X"]
+        assert all(it["ts"] >= 0 and it["dur"] >= 0 for it in spans)
+        assert {it["pid"] for it in spans} == {1, 100, 101}
+        lines = [it["args"]["line"] for it in spans if it["cat"] == "compute" and "line" in it["args"]]
+        assert any("conftest.py:" in line for line in lines)
+        clock = written[1].chip.clock
+        update = max(it["dur"] for it in spans if it["name"] == "weight update")
+        assert update == pytest.approx(1e6 * written[1].timeline.update / clock, rel=1e-3)
+        for ipu in (100, 101):  # phases of one IPU never overlap
+            phases = sorted((it["ts"], it["dur"]) for it in spans if it["pid"] == ipu and it["tid"] > 0)
+            assert all(a + d <= b + 1e-3 for (a, d), (b, _) in itertools.pairwise(phases))
+
+    def test_several_reports_are_refused(self, tmp_path, capsys):
+        for name in ("a", "b"):
+            files.save(tmp_path / name, synthetic_profile(2, 8, 24, 10))
+        assert main(["report", str(tmp_path), "--trace", str(tmp_path / "x.json")]) == 1
+        assert "takes one report" in capsys.readouterr().err
 
 
 class TestContent:
