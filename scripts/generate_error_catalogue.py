@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-os.environ.setdefault("POPTORCH_DEVICES_DIR", tempfile.mkdtemp())  # other programs may use the IPUs of this machine
+os.environ["POPTORCH_DEVICES_DIR"] = tempfile.mkdtemp()  # other programs may use the IPUs of this machine
 
 from poptorch.error_catalogue import ENTRIES, PARTS
 from poptorch.error_catalogue.entry import Entry

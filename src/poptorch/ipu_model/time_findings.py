@@ -13,6 +13,7 @@ from poptorch.ipu_model.findings import HINT, NOTE, Finding, Trials, Tried
 
 if TYPE_CHECKING:
     from poptorch.ipu_model.result import Estimate
+    from poptorch.ipu_model.trials import Change
 
 _HOT = 0.12
 """The share of the critical path from which on a line is named."""
@@ -255,7 +256,7 @@ def _resources(estimate: Estimate, trials: Trials) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _against(estimate: Estimate, key: str) -> Iterator[changes.Change]:
+def _against(estimate: Estimate, key: str) -> Iterator[Change]:
     if key == "sync":
         yield from changes.larger_batches(estimate)
     elif key == "exchange":

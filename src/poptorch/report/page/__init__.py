@@ -43,7 +43,7 @@ def write_page(folder: Path, profile: Profile) -> Path | None:
 
 def write_page_as(file: Path, profile: Profile) -> Path | None:
     """Write the page of a report to a file of any name."""
-    return _write(file, _title(profile), [PackedReport.of(model_of(profile), calls_of(profile))])
+    return write(file, _title(profile), [PackedReport.of(model_of(profile), calls_of(profile))])
 
 
 def write_comparison(file: Path, one: Profile, other: Profile, names: tuple[str, str]) -> Path | None:
