@@ -121,3 +121,15 @@ def test_who_reads_options_is_seen() -> None:
     text = "\n".join(["def f(options: Any): ...", *sorted(read - {"options: Any"})])
     assert readings(ast.parse(text)) == read
     assert readings(ast.parse("options.Training.gradientAccumulation(2)\noptions.replicationFactor(2)")) == set()
+
+
+def test_the_trace_of_an_engine_has_one_writer() -> None:
+    package = ROOT / "src" / "poptorch"
+    writers = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            texts = [ast.unparse(t) for t in targets if isinstance(t, ast.Attribute) and t.attr == "trace"]
+            if any(text.endswith("engine.trace") or path.name == "engine.py" for text in texts):
+                writers.add(path.relative_to(package).as_posix())
+    assert writers == {"runtime/engine.py"}, "let others listen: Listeners.listen, Listeners.also"

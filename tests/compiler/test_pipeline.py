@@ -233,7 +233,7 @@ def test_own_outputs(monkeypatch) -> None:
     assert targets(program).count(aten.clone.default) == 3
 
 
-class CodeStore(nn.Module):
+class Pieces(nn.Module):
     """Two parts; the second one writes a buffer that the first one reads."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Program:
 
     options = poptorch.Options()
     options.Training.gradientAccumulation(4)
-    model = CodeStore()
+    model = Pieces()
     executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "lower", stop)

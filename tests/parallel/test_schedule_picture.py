@@ -16,8 +16,8 @@ from parallel_models import STRATEGIES, Perceptron, make_options, train
 import poptorch
 from host_code import runner_of
 from poptorch.runtime import gantt
+from poptorch.runtime.clock import JobRecord
 from poptorch.runtime.tasks import Task
-from poptorch.runtime.workers import Span
 from poptorch.schedule import Job, Kind
 
 
@@ -40,7 +40,8 @@ def test_everything_that_should_run_was_measured(pipelined):
     ideal, spans = pipelined.session.engine.schedule()
     jobs = {job for tick in ideal for job in tick.jobs if job is not None}
     assert {(s.task.job, s.task.replica) for s in spans} == {(job, r) for job in jobs for r in (0, 1)}
-    assert len(runner_of(pipelined).rounds) == 2
+    records = pipelined._session.engine.clock.records
+    assert {record.members[0].iteration for record in records} == {0, 1}
     for span in spans:
         assert span.start <= span.end
 
@@ -105,17 +106,17 @@ def test_png_rows_are_where_their_labels_say():
 
 def test_short_jobs_show_their_letter():
     spans = [
-        Span(Task(0, Job.parse("10F@0"), 0, 0, 0, 0), 0, 0.0, 0.001, 0.001),
-        Span(Task(1, Job.parse("10B@0"), 0, 0, 1, 1), 0, 0.001, 0.070, 0.070),
-        Span(Task(2, Job.parse("11F@0"), 0, 0, 0, 2), 0, 0.070, 0.072, 0.072),
+        JobRecord(Task(0, Job.parse("10F@0"), 0, 0, 0, 0), 0, 0.0, 0.001, 0.001),
+        JobRecord(Task(1, Job.parse("10B@0"), 0, 0, 1, 1), 0, 0.001, 0.070, 0.070),
+        JobRecord(Task(2, Job.parse("11F@0"), 0, 0, 0, 2), 0, 0.070, 0.072, 0.072),
     ]
     assert gantt.as_text([], spans).splitlines()[-1] == "IPU0 | F10B" + "-" * 66 + "F-"
 
 
 def test_short_jobs_that_are_both_passes_do_not_look_like_a_forward_pass():
     spans = [
-        Span(Task(0, Job.parse("0F@0"), 0, 0, 0, 0, whole=True), 0, 0.0, 0.001, 0.001),
-        Span(Task(1, Job.parse("1F@0"), 0, 0, 0, 1, whole=True), 0, 0.001, 0.072, 0.072),
+        JobRecord(Task(0, Job.parse("0F@0"), 0, 0, 0, 0, whole=True), 0, 0.0, 0.001, 0.001),
+        JobRecord(Task(1, Job.parse("1F@0"), 0, 0, 0, 1, whole=True), 0, 0.001, 0.072, 0.072),
     ]
     assert gantt.as_text([], spans).splitlines()[-1] == "IPU0 | *1FB" + "-" * 68
 
@@ -184,7 +185,7 @@ def test_before_compilation():
 def test_jobs_of_one_ipu_that_overlap_have_rows_of_their_own():
     job = Job(0, Kind.FORWARD, 0)
     times = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)]
-    spans = [Span(Task(i, job, 0, 0, 0, i), i % 2, start, end, end) for i, (start, end) in enumerate(times)]
+    spans = [JobRecord(Task(i, job, 0, 0, 0, i), i % 2, start, end, end) for i, (start, end) in enumerate(times)]
     chart = gantt.measured_chart(spans)
     assert chart.rows == ["IPU0", "IPU0 (2)"]
     assert [bar.row for bar in chart.bars] == ["IPU0", "IPU0 (2)", "IPU0"]

@@ -91,7 +91,7 @@ class Inside:
     def trace(self, trace: Trace) -> None:
         self._trace = trace
         if self._session is not None:
-            self._session.engine.trace = trace
+            self._session.engine.trace.listen(trace)
 
     def drawSchedule(self, path: str | Path | None = None) -> str:
         """Draw what ran on which IPU in the latest call, beside what the execution strategy asks for.

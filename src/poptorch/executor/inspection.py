@@ -56,4 +56,4 @@ def perf_counters(session: Session | None) -> dict[str, list[list[float]]]:
     """Time stamps of the inputs and outputs of the last call."""
     if session is None:
         return {key: [[]] for key in counters.EMPTY}
-    return session.counters.as_dict()
+    return session.counters

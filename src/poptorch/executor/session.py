@@ -48,9 +48,8 @@ from poptorch.options.progress import Progress
 from poptorch.options.unfinished import mention_unfinished
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
 from poptorch.program.program import Program, Role
-from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.clock import JobRecord
 from poptorch.runtime.engine import Engine
-from poptorch.runtime.workers import Span
 from poptorch.schedule import Tick
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class Session:
                 Progress(options, STAGES + 2) as progress,
             ):
                 session = cls(wrapped, target, call, *_compiled(wrapped, target, call, stored, progress, trace), job)
-                session.engine.trace = trace
+                session.engine.trace.listen(trace)
                 with session.tried_with(call):
                     if uses_ipu_model(options):
                         session.take_verdict()
@@ -509,11 +508,11 @@ class Session:
         return self.engine.anchored
 
     @property
-    def counters(self) -> PerfCounters:
+    def counters(self) -> dict[str, list[list[float]]]:
         """The time stamps of the latest call."""
-        return self.engine.counters
+        return self.engine.clock.counters()
 
-    def schedule(self) -> tuple[list[Tick], list[Span]]:
+    def schedule(self) -> tuple[list[Tick], list[JobRecord]]:
         """The ideal schedule of one accumulation round, and what ran in the latest one."""
         return self.engine.schedule()
 

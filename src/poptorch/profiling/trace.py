@@ -1,13 +1,14 @@
 """Spans of time: what was done, for which part, micro-batch and replica, by which worker, from when to when.
 
-The compiler and the runtime put a span around every pass, job, update, input and output. A :class:`Trace` forgets them;
-a :class:`Recorder` keeps them. Schedule pictures, counters and channels of trace points are made of the same spans.
+The compiler and the runtime tell a trace of every pass, job, update, input and output. A :class:`Trace` forgets them;
+a :class:`Recorder` keeps them. Spans of jobs come from the records of ``runtime.clock``, as counters and pictures do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -160,6 +161,58 @@ class Recorder(ActiveTrace):
     def clear(self) -> None:
         """Forget all spans."""
         self._spans.clear()
+
+
+class Listeners(ActiveTrace):
+    """The trace of an engine: hands each span to those that listen, the one that the user chose and others for a time.
+
+    >>> trace, recorder = Listeners(), Recorder()
+    >>> with trace.also(recorder), trace.span(SpanKind.UPDATE):
+    ...     pass
+    >>> len(recorder.spans), trace.active
+    (1, False)
+    """
+
+    active = False
+
+    def __init__(self) -> None:
+        self._chosen = NO_TRACE
+        self._others: tuple[Trace, ...] = ()
+
+    def listen(self, trace: Trace) -> None:
+        """From here on, spans go to this one in place of the one before."""
+        self._chosen = trace
+        self._changed()
+
+    @contextlib.contextmanager
+    def also(self, trace: Trace) -> Iterator[None]:
+        """Spans of the enclosed code go to this one, too."""
+        before, self._others = self._others, (*self._others, trace)
+        self._changed()
+        try:
+            yield
+        finally:
+            self._others = before
+            self._changed()
+
+    def _changed(self) -> None:
+        self.active = any(trace.active for trace in (self._chosen, *self._others))
+
+    def span(
+        self, kind: SpanKind, part: int = 0, micro: int = 0, replica: int = 0, worker: int = 0, label: str = ""
+    ) -> AbstractContextManager[None]:
+        """Time the enclosed code, if anybody listens."""
+        return super().span(kind, part, micro, replica, worker, label) if self.active else _NOTHING
+
+    def add(self, span: TraceSpan) -> None:
+        """Hand a span to all."""
+        for trace in (self._chosen, *self._others):
+            trace.add(span)
+
+    @property
+    def spans(self) -> tuple[TraceSpan, ...]:
+        """What the user's trace kept."""
+        return self._chosen.spans
 
 
 NO_TRACE = Trace()

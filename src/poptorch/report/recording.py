@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from poptorch._logging import logger, warn_once
 from poptorch.ipu_model import Estimate
 from poptorch.options.engine import is_true
-from poptorch.profiling.trace import Recorder, Trace, TraceSpan
+from poptorch.profiling.trace import Listeners, Recorder, TraceSpan
 from poptorch.report.building import build_profile
 from poptorch.report.files import Profile, Rows, Table, save
 
@@ -28,22 +28,9 @@ _COUNT_KEY = "autoReport.executionProfileProgramRunCount"
 
 
 class Traced(Protocol):
-    """What runs a model: spans of its calls go to its trace."""
+    """What runs a model: spans of its calls go to all that listen."""
 
-    trace: Trace
-
-
-class _Both(Recorder):
-    """Keeps spans, and passes them on to the trace that was there before."""
-
-    def __init__(self, outer: Trace) -> None:
-        super().__init__()
-        self._outer = outer
-
-    def add(self, span: TraceSpan) -> None:
-        """Keep a span."""
-        super().add(span)
-        self._outer.add(span)
+    trace: Listeners
 
 
 @dataclass(frozen=True)
@@ -156,15 +143,11 @@ class Reporter:
         if not self._measures or pages.replaced:
             yield
             return
-        outer, both = engine.trace, _Both(engine.trace)
-        engine.trace = both
-        start = time.perf_counter()
-        try:
+        recorder, start = Recorder(), time.perf_counter()
+        with engine.trace.also(recorder):
             yield
-        finally:
-            end = time.perf_counter()
-            engine.trace = outer
-        pages.runs.append(Run(pages.calls, start - self._began, end - start, both.spans, start))
+        end = time.perf_counter()
+        pages.runs.append(Run(pages.calls, start - self._began, end - start, recorder.spans, start))
         pages.calls += 1
         pages.stale = True
         if self._due():

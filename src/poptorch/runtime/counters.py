@@ -1,33 +1,11 @@
-"""When inputs and outputs of the last call moved: real time stamps, one set per micro-batch."""
+"""How long inputs and outputs of the last call took, from the time stamps of its micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 Latency = tuple[float, float, float]
-
-
-@dataclass
-class PerfCounters:
-    """Time stamps in seconds, from an arbitrary origin."""
-
-    num_inputs: int = 0
-    num_outputs: int = 0
-    input: list[float] = field(default_factory=list)
-    input_complete: list[float] = field(default_factory=list)
-    output: list[float] = field(default_factory=list)
-    output_complete: list[float] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, list[list[float]]]:
-        """One list per graph input or output tensor, as users read them."""
-        return {
-            "input": [list(self.input) for _ in range(self.num_inputs)],
-            "input_complete": [list(self.input_complete) for _ in range(self.num_inputs)],
-            "output": [list(self.output) for _ in range(self.num_outputs)],
-            "output_complete": [list(self.output_complete) for _ in range(self.num_outputs)],
-        }
 
 
 EMPTY: dict[str, list[list[float]]] = {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}

@@ -10,14 +10,14 @@ import torch
 
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
-from poptorch.profiling.trace import NO_TRACE, Trace
+from poptorch.profiling.trace import Listeners
 from poptorch.program.anchors import Anchor, Held
 from poptorch.program.graphs import exchanges_values
 from poptorch.program.loop import MicroBatch
 from poptorch.program.program import Role
 from poptorch.program.update import State
 from poptorch.runtime.call import Call, Gradients, input_blocks, synthetic_inputs
-from poptorch.runtime.counters import PerfCounters
+from poptorch.runtime.clock import CallClock, JobRecord
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, LocalExchange
 from poptorch.runtime.faults import faults_of
@@ -30,10 +30,8 @@ from poptorch.runtime.random_numbers import RandomNumbers
 from poptorch.runtime.rounds import RoundExchange
 from poptorch.runtime.sequential import SequentialRunner
 from poptorch.runtime.sharing import Sharing
-from poptorch.runtime.stamps import store_times
 from poptorch.runtime.streams import OutputStream
 from poptorch.runtime.updater import Updater
-from poptorch.runtime.workers import Span
 from poptorch.schedule import Tick
 
 
@@ -55,10 +53,13 @@ class Engine:
         self.scale = LossScale(device.watch.elements * loop.all_micro_batches_per_update)
         self.updater = Updater(executable, self.memory, self.scale)
         self.exchange: GradientExchange = LocalExchange() if exchange is None else exchange
-        self.trace: Trace = NO_TRACE
-        """Where spans of calls go."""
+        self.trace = Listeners()
+        """Where spans of calls go; it stays this one."""
 
-        self.counters = PerfCounters(len(device.program.ports_of(Role.INPUT)), len(device.program.results))
+        inputs, results = len(device.program.ports_of(Role.INPUT)), len(device.program.results)
+        self.clock = CallClock(executable.code.loop, inputs, results, whole=device.plan.whole)
+        """When the jobs of the latest call ran."""
+
         self.anchored: dict[str, torch.Tensor] = {}
         """The anchored values of the latest call."""
 
@@ -164,7 +165,7 @@ class Engine:
             return [torch.zeros_like(v) for v in values] if mode else values
 
     def _run_once(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        counters, now = self.counters, time.perf_counter
+        clock, now = self.clock, time.perf_counter
         started = now()
         random = self.random.of_group(self.random.position, 0)
         grad_enabled = torch.is_grad_enabled()
@@ -176,10 +177,10 @@ class Engine:
             torch._C._set_grad_enabled(grad_enabled)
         self.random.position += 1
         ended = now()
-        counters.input = counters.input_complete = [started]
-        counters.output = counters.output_complete = [ended]
+        clock.once(started, ended)
         if self.trace.active:
-            self.sequential.report_once(self.trace, started, ended)
+            for span in clock.spans():
+                self.trace.add(span)
         return list(outputs)
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -236,18 +237,16 @@ class Engine:
 
     def _execute(self, call: Call, silent: bool) -> None:
         """Run a call and keep its times; ``silent``: nothing moves between host and device."""
-        loop, counters = self.executable.code.loop, self.counters
+        clock = self.clock
+        clock.begin(silent=silent)
         faults = None if self._faults is None else self._faults.next_call()
         if self.parallel is not None:
-            self.parallel.run(call, faults).store(counters)
+            self.parallel.run(call, clock, faults)
         else:
             if faults is not None:
                 call = faults.before_groups(call)
             joined = self.executable.code.step is not None and self.scale.scaler is None and self.exchange.is_local
-            times = self.sequential.run(call, self.updater.step_arguments() if joined else None)
-            store_times(times, loop, counters)
-        if silent:
-            counters.input, counters.input_complete, counters.output, counters.output_complete = [], [], [], []
+            self.sequential.run(call, clock, self.updater.step_arguments() if joined else None)
 
     def anchor_held(self, iteration: int, anchors: Mapping[Anchor, OutputStream], updated: bool) -> None:
         """Anchored weights and state: the micro-batches of the last accumulation step see them updated, others not."""
@@ -269,14 +268,12 @@ class Engine:
             return self.updater.state_tensor(anchor.name).clone(memory_format=torch.contiguous_format)
         return self.updater.scalar(anchor.name).float()
 
-    def schedule(self) -> tuple[list[Tick], list[Span]]:
+    def schedule(self) -> tuple[list[Tick], list[JobRecord]]:
         """The ideal schedule of one accumulation round, and what ran in the latest one."""
         loop, training = self.executable.code.loop, self.executable.program.training
         micro = loop.gradient_accumulation if training else loop.device_iterations
         ideal = self.executable.plan.schedule(micro, training=training)
-        if self.parallel is None:
-            return ideal, self.sequential.latest_round()
-        return ideal, self.parallel.rounds[-1] if self.parallel.rounds else []
+        return ideal, self.clock.latest_round(training=training, ipu=self.executable.plan.parts[0].ipu)
 
 
 class _Rounds:

@@ -10,7 +10,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from poptorch.errors import createPoptorchError
-from poptorch.runtime.workers import Span
+from poptorch.runtime.clock import JobRecord
 from poptorch.schedule import Job, Kind, Tick, draw
 
 FORMATS = (".svg", ".png", ".txt")
@@ -105,7 +105,7 @@ def ideal_chart(ticks: Sequence[Tick]) -> Chart:
     return Chart("ideal", tuple(bars), "ticks")
 
 
-def measured_chart(spans: Sequence[Span]) -> Chart:
+def measured_chart(spans: Sequence[JobRecord]) -> Chart:
     """What the workers did in one accumulation round; times in milliseconds from its first job.
 
     Jobs of one IPU that ran side by side, because the host had a core to spare, have a row each.
@@ -129,7 +129,7 @@ def measured_chart(spans: Sequence[Span]) -> Chart:
     return Chart(f"measured, {workers} worker{'s' * (workers != 1)}", tuple(bars), "ms")
 
 
-def as_text(ticks: Sequence[Tick], spans: Sequence[Span], columns: int = 72) -> str:
+def as_text(ticks: Sequence[Tick], spans: Sequence[JobRecord], columns: int = 72) -> str:
     """Both charts as text: one character of the measured one stands for an equal share of the time.
 
     A job that is too short there for its label shows its letter only, or ``*`` for both passes in one.
@@ -161,12 +161,12 @@ def _text_row(chart: Chart, row: str, columns: int) -> str:
     return "".join(cells)
 
 
-def charts(ticks: Sequence[Tick], spans: Sequence[Span]) -> list[Chart]:
+def charts(ticks: Sequence[Tick], spans: Sequence[JobRecord]) -> list[Chart]:
     """What the strategy asks for and, if something ran, what was measured."""
     return [ideal_chart(ticks), *([measured_chart(spans)] if spans else [])]
 
 
-def save(path: str | Path, ticks: Sequence[Tick], spans: Sequence[Span]) -> Path:
+def save(path: str | Path, ticks: Sequence[Tick], spans: Sequence[JobRecord]) -> Path:
     """Write the picture; the suffix of ``path`` chooses the format."""
     path = Path(path)
     if path.suffix not in FORMATS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,13 @@ from poptorch.compiler.passes.stages import StageProgram
 from poptorch.devices.cores import CoreShare
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, HostStage
-from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
+from poptorch.profiling.trace import Trace
 from poptorch.program.loop import MicroBatch
 from poptorch.program.opinfo import FIRST_ROUNDING_STREAM
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.call import Call
+from poptorch.runtime.clock import CallClock, JobRecord, Moved
 from poptorch.runtime.crossings import Crossings, crossings_of
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
@@ -29,12 +31,10 @@ from poptorch.runtime.links import ReplicaLink
 from poptorch.runtime.mail import Mail
 from poptorch.runtime.meeting import Meeting
 from poptorch.runtime.residency import Residency
-from poptorch.runtime.stamps import Stamps
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights
-from poptorch.runtime.workers import Execute, Rest, Span, nobody_else, run_tasks
-from poptorch.schedule import Kind
+from poptorch.runtime.workers import Execute, Rest, nobody_else, run_tasks
 
 
 class ParallelRunner:
@@ -79,8 +79,6 @@ class ParallelRunner:
         self.gradients = GradientSink(executable, workers)
         self.residency = Residency(device)
         self.members = self._loop.members
-        self.rounds: list[list[Span]] = []
-        """What ran where and when in the latest call, one list for each accumulation round."""
 
     def scheduled_tasks(self) -> TaskGraph:
         """What IPUs run in a round, one micro-batch at a time."""
@@ -112,59 +110,45 @@ class ParallelRunner:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call, faults: CallFaults | None = None) -> Stamps:
+    def run(self, call: Call, clock: CallClock, faults: CallFaults | None = None) -> None:
         """All device iterations. Whatever happens, nothing of this call stays."""
-        share, stamps = CoreShare.of(self._width), Stamps(self._loop)
-        self.rounds = []
+        share = CoreShare.of(self._width)
         self.gradients.begin(call.exchange)
         try:
             for iteration in range(self._rounds):
-                self._round(iteration, call, stamps, share, faults)
+                self._round(iteration, call, clock, share, faults)
         finally:
             self.gradients.reset()
         if self.link is not None:
-            stamps.complete()
-        if call.trace.active:
-            stamps.report(call.trace)
-        return stamps
+            clock.complete(time.perf_counter())
 
-    def _round(self, iteration: int, call: Call, stamps: Stamps, share: CoreShare, faults: CallFaults | None) -> None:
-        work = _Round(self, call, stamps, iteration)
+    def _round(self, iteration: int, call: Call, clock: CallClock, share: CoreShare, faults: CallFaults | None) -> None:
+        work = _Round(self, call, iteration)
         execute: Execute = work.execute
         if faults is not None:
             execute = faults.before_tasks(execute, partial(self.first_of, iteration))
-        spans = self._run(execute, share, call.trace, work)
-        self.rounds.append(spans)
+        records = work.completed(self._run(execute, share, call.trace, work))
+        clock.add(records)
         if call.trace.active:
-            self._report(call.trace, spans, iteration)
+            for span in clock.spans(records):
+                call.trace.add(span)
         self.residency.measured(work.peak_bytes)
         if call.update is not None:
             call.update(self.gradients.take())
 
-    def _run(self, execute: Execute, share: CoreShare, trace: Trace, work: _Round) -> list[Span]:
+    def _run(self, execute: Execute, share: CoreShare, trace: Trace, work: _Round) -> list[JobRecord]:
         """Run the tasks of a round that belong to this process."""
         mail = work.mail
         failed = nobody_else if self.meeting is None else self.meeting.abandon
         if mail is None:
             return run_tasks(self.graph, execute, share, trace, failed=failed)
         try:
-            spans = run_tasks(self.graph, execute, share, trace, mail.open, failed)
+            records = run_tasks(self.graph, execute, share, trace, mail.open, failed)
             mail.close()
-            return spans
+            return records
         except BaseException as error:
             mail.abandon(error)
             raise
-
-    def _report(self, trace: Trace, spans: Sequence[Span], iteration: int) -> None:
-        whole = self._device.plan.whole
-        for span in spans:
-            task, start = span.task, span.start
-            micro = self._loop.position(self.first_of(iteration, task))
-            kind = SpanKind.STEP if whole else _SPAN_KINDS[task.job.kind]
-            about = task.job.part, micro, self._loop.global_replica(task.replica), span.worker, "", span.thread
-            trace.add(TraceSpan(kind, start, span.released, *about))
-            if span.end > span.released:
-                trace.add(TraceSpan(SpanKind.LEFTOVER, span.released, span.end, *about))
 
     def label_of(self, stage: StageProgram) -> str:
         """For people: which pass of which part a stage is; empty for a model in one part."""
@@ -208,21 +192,16 @@ class BoundStage:
         )
 
 
-_SPAN_KINDS = {
-    Kind.FORWARD: SpanKind.FORWARD,
-    Kind.BACKWARD: SpanKind.BACKWARD,
-    Kind.LOAD: SpanKind.LOAD,
-    Kind.STORE: SpanKind.STORE,
-}
-
-
 class _Round:
     """The values under way in one round."""
 
-    def __init__(self, runner: ParallelRunner, call: Call, stamps: Stamps, iteration: int) -> None:
+    def __init__(self, runner: ParallelRunner, call: Call, iteration: int) -> None:
         self._runner = runner
         self._call = call
-        self._stamps = stamps
+        self._inputs_of: dict[int, Moved] = {}
+        self._outputs_of: dict[int, Moved] = {}
+        """When a task took its inputs, and gave its results, by its index."""
+
         self._iteration = iteration
         self._edges = runner.edges
         self._values: dict[tuple[int, int, int], torch.Tensor] = {}  # (edge, micro-batch, replica)
@@ -238,6 +217,18 @@ class _Round:
             self.mail = Mail(runner.link, runner.crossings, runner.edges, self._deliver)
         else:
             self._local_uses = {index: len(edge.consumers) for index, edge in enumerate(runner.edges)}
+
+    def completed(self, records: Sequence[JobRecord]) -> list[JobRecord]:
+        """The records of the tasks, with their micro-batches and with what moved between them and the host."""
+        runner = self._runner
+        return [
+            record.but(
+                members=runner.members(runner.first_of(self._iteration, record.task)),
+                inputs=self._inputs_of.get(record.task.index),
+                outputs=self._outputs_of.get(record.task.index),
+            )
+            for record in records
+        ]
 
     def execute(self, task: Task) -> Rest | None:
         """Run one task on the current thread. What is left to do is to add its gradients, if it has any."""
@@ -270,14 +261,13 @@ class _Round:
         )
 
     def _inputs(self, task: Task, first: MicroBatch, stage: HostStage) -> Iterator[torch.Tensor]:
-        d, stamps = stage.description, self._stamps
+        d = stage.description
         taken: list[torch.Tensor] = []
         if d.inputs or d.slot == 0:
-            members = self._runner.members(first)
-            stamps.input(members)
+            asked = time.perf_counter()
             block = self._call.inputs(first)
             taken += [block[i] for i in d.inputs]
-            stamps.input_complete(members)
+            self._inputs_of[task.index] = asked, time.perf_counter()
         with self._lock:
             for edge in d.receives:
                 key = edge, task.job.micro, task.replica
@@ -302,11 +292,10 @@ class _Round:
         if self.mail is not None:
             self.mail.post(task, dict(sent))
         if d.results:
-            members = self._runner.members(first)
-            self._stamps.output(members)
+            members, sent_at = self._runner.members(first), time.perf_counter()
             for index, value in zip(d.results, values(OutputKind.RESULT), strict=True):
                 call.results[index].put_all(members, value)
-            self._stamps.output_complete(members)
+            self._outputs_of[task.index] = sent_at, time.perf_counter()
         for index, value in zip(d.anchors, values(OutputKind.ANCHOR), strict=True):
             call.anchors[index].put(first, value)
         for value in values(OutputKind.COUNT):

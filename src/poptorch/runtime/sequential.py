@@ -12,20 +12,16 @@ import torch
 
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode, Runner
-from poptorch.profiling.trace import SpanKind, Trace, TraceSpan
 from poptorch.program.loop import MicroBatch
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Role
 from poptorch.runtime.call import Call
+from poptorch.runtime.clock import CallClock, whole_record
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.failures import FailedJob, note_job
 from poptorch.runtime.gradients import GradientSink
 from poptorch.runtime.meeting import Meeting
-from poptorch.runtime.stamps import GroupTimes
-from poptorch.runtime.tasks import Task
 from poptorch.runtime.values.factored import Gradient
-from poptorch.runtime.workers import Span
-from poptorch.schedule import Job, Kind
 
 _ALONE = contextlib.nullcontext()
 _LATE_OUTPUTS = (OutputKind.GRADIENT, OutputKind.ANCHOR, OutputKind.COUNT)
@@ -38,16 +34,12 @@ class SequentialRunner:
         program, self._loop = executable.program, executable.code.loop
         self._memory = memory
         self._meeting = meeting
-        self._training = program.training
         self._code = executable.code
-        self._ipu = executable.plan.parts[0].ipu
         self._gradients = program.positions_of(OutputKind.GRADIENT)
         self._anchors = program.positions_of(OutputKind.ANCHOR)
         self._scaled = bool(program.ports_of(Role.LOSS_SCALE))
         self._sink = GradientSink(executable)
         self._updates = executable.update is not None
-        self._times: list[GroupTimes] = []
-        """Of the latest call."""
 
     def install(self, code: HostCode) -> None:
         """Run other code for the same program."""
@@ -66,7 +58,7 @@ class SequentialRunner:
     def _in_replica(self, first: MicroBatch) -> AbstractContextManager[None]:
         return _ALONE if self._meeting is None else self._meeting.taking_part(first, 0)
 
-    def run(self, call: Call, step_arguments: Sequence[torch.Tensor] | None) -> list[GroupTimes]:
+    def run(self, call: Call, clock: CallClock, step_arguments: Sequence[torch.Tensor] | None) -> None:
         """All device iterations. With ``step_arguments``, weights are updated by the code itself.
 
         For each group of micro-batches:
@@ -76,7 +68,7 @@ class SequentialRunner:
         After the last group of a round, take the gradients from the sink and update the weights.
         """
         self._sink.begin(call.exchange)
-        self._times = []
+        records = clock.records
         loop, memory, now, sink = self._loop, self._memory, time.perf_counter, self._sink
         run, last_arguments, (gradients, anchors, counts) = self._code_of(step_arguments)
         buffers, constants = memory.buffers[0], memory.constants
@@ -96,7 +88,7 @@ class SequentialRunner:
                 raise
             ended = now()
             self._deliver(call, members, outputs)
-            self._times.append(GroupTimes(members, asked, begun, ended, now()))
+            records.append(whole_record(members, asked, begun, ended, now()))
             if gradients:
                 sink.add(0, 0, first.step, 0, outputs[gradients.start : gradients.stop])
             anchored = outputs[anchors.start : anchors.stop]
@@ -109,8 +101,8 @@ class SequentialRunner:
                 assert call.update is not None
                 call.update(sink.take())
         if call.trace.active:
-            self._report(call.trace)
-        return self._times
+            for span in clock.spans():
+                call.trace.add(span)
 
     def _code_of(self, step_arguments: Sequence[torch.Tensor] | None) -> tuple[Runner, tuple[Any, ...], list[range]]:
         """What to run, with which last argument, and where gradients, anchors and counts are among its outputs."""
@@ -138,36 +130,3 @@ class SequentialRunner:
             stream.put(first, value)
         for value in counted:
             call.counts.put(first, value)
-
-    # -- what ran when -------------------------------------------------------------------------------------------
-
-    def latest_round(self) -> list[Span]:
-        """What ran in the last round of accumulation (for inference: in all of the latest call)."""
-        if not self._times:
-            return []
-        last = self._times[-1].members[0].iteration
-        times = [t for t in self._times if not self._training or t.members[0].iteration == last]
-        return [
-            Span(
-                Task(i, Job(i, Kind.FORWARD, 0), 0, self._ipu, 0, i, len(t.members), whole=self._training),
-                0,
-                t.begun,
-                t.ended,
-                t.ended,
-            )
-            for i, t in enumerate(times)
-        ]
-
-    @staticmethod
-    def report_once(trace: Trace, started: float, ended: float) -> None:
-        """The spans of :meth:`run_once`."""
-        trace.add(TraceSpan(SpanKind.INPUT, started, started))
-        trace.add(TraceSpan(SpanKind.STEP, started, ended))
-        trace.add(TraceSpan(SpanKind.OUTPUT, ended, ended))
-
-    def _report(self, trace: Trace) -> None:
-        for times in self._times:
-            micro = self._loop.position(times.members[0])
-            trace.add(TraceSpan(SpanKind.INPUT, times.asked, times.begun, micro=micro))
-            trace.add(TraceSpan(SpanKind.STEP, times.begun, times.ended, micro=micro))
-            trace.add(TraceSpan(SpanKind.OUTPUT, times.ended, times.delivered, micro=micro))

@@ -19,6 +19,7 @@ import torch
 
 from poptorch.devices.cores import CoreShare
 from poptorch.profiling.trace import NO_TRACE, SpanKind, Trace
+from poptorch.runtime.clock import JobRecord
 from poptorch.runtime.tasks import Task, TaskGraph
 
 Rest = Callable[[], "Sequence[Rest]"]
@@ -40,21 +41,6 @@ LAST_WORK_S = 2.0
 """How long the end of the program waits for tasks that are under way."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """When and by which worker a task was run; times in seconds from an arbitrary origin."""
-
-    task: Task
-    worker: int
-    start: float
-    end: float
-    released: float
-    """When its results were there for others; gradients are added after that."""
-
-    thread: int = 0
-    """The thread of the worker, as ``threading.get_ident`` has it; 0 if unknown."""
-
-
 @dataclass
 class _Run:
     """The state of one graph being run; everything is guarded by ``changed``."""
@@ -67,7 +53,7 @@ class _Run:
     leftovers: list[Rest] = field(default_factory=list)
     """For workers that find no task."""
 
-    spans: list[Span] = field(default_factory=list)
+    records: list[JobRecord] = field(default_factory=list)
     error: BaseException | None = None
     stopped: bool = False
     inside: int = 0
@@ -165,7 +151,7 @@ class _Run:
         self._release(task.index, busy=rest is not None)
         leftovers = () if rest is None else rest()
         ended = released if rest is None else time.perf_counter()
-        self.spans.append(Span(task, worker, start, ended, released, threading.get_ident()))
+        self.records.append(JobRecord(task, worker, start, ended, released, threading.get_ident()))
         self._done(leftovers)
 
     def arrived(self, index: int) -> None:
@@ -234,7 +220,7 @@ def run_inline(
     trace: Trace = NO_TRACE,
     begun: Begun = _alone,
     failed: Failed = nobody_else,
-) -> list[Span]:
+) -> list[JobRecord]:
     """Run the graph on the calling thread, with all its cores inside operations."""
     run = _Run(graph, execute, trace, failed=failed)
     begun(run.arrived, run.stop)
@@ -242,7 +228,7 @@ def run_inline(
     run.join()
     if run.error is not None:
         raise run.error
-    return run.spans
+    return run.records
 
 
 class WorkerPool:
@@ -275,7 +261,7 @@ class WorkerPool:
         trace: Trace = NO_TRACE,
         begun: Begun = _alone,
         failed: Failed = nobody_else,
-    ) -> list[Span]:
+    ) -> list[JobRecord]:
         """Run all tasks; raises what a task raises, after the tasks under way are done."""
         run = _Run(graph, execute, trace, width=self.share.workers, failed=failed)
         with self._turn:
@@ -293,7 +279,7 @@ class WorkerPool:
                 run.join()
         if run.error is not None:
             raise run.error
-        return run.spans
+        return run.records
 
     def _wait_for_workers(self, run: _Run) -> None:
         interruption: BaseException | None = None
@@ -406,7 +392,7 @@ def run_tasks(
     trace: Trace = NO_TRACE,
     begun: Begun = _alone,
     failed: Failed = nobody_else,
-) -> list[Span]:
+) -> list[JobRecord]:
     """Run the graph with this share of the host; a task that itself runs a model does so on its own thread."""
     if share.workers == 1 or _inside.worker is not None:
         return run_inline(graph, execute, trace, begun, failed)
