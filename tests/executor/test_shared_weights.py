@@ -247,3 +247,40 @@ def test_buffers_that_another_executor_watches_may_be_shared():
     for executor in (one, other, one):
         executor(torch.randn(4, 3))
     assert int(norm.num_batches_tracked) == 3
+
+
+class Falling(nn.Module):
+    """A weight and a buffer that fall with each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        self.count += 1
+        return poptorch.identity_loss((self.weight * x).sum(), "none")
+
+
+def falling():
+    model = Falling()
+    return model, poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        (lambda a, b: a.weight - b.weight, [0.0, 0.0]),
+        (lambda a, b: torch.cat([a.weight, b.weight]), [0.5] * 4),
+        (lambda a, b: torch.stack([b.weight, a.count]).flatten(), [0.5, 0.5, 1.0, 1.0]),
+        (lambda a, b: torch._foreach_add([a.weight], [b.weight])[0], [1.0, 1.0]),
+        (lambda a, b: torch.empty(2).copy_(b.count - a.count), [0.0, 0.0]),
+        (lambda a, b: a.weight.detach().lerp_(b.weight.detach(), 0.5), [0.5, 0.5]),
+    ],
+)
+def test_one_operation_on_weights_of_two_executors(look, expected):
+    (first, trains_first), (second, trains_second) = falling(), falling()
+    trains_first(torch.ones(1))
+    trains_second(torch.ones(1))
+    with torch.no_grad():
+        assert look(first, second).tolist() == expected

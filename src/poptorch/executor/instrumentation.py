@@ -215,7 +215,10 @@ def _watched_tensor(base: type, reference: weakref.ref[Watcher]) -> type:
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func == _GRADIENT:  # not a look at the weight: optimizer.zero_grad() in the loop must not fetch it
                 return gradient_of(args[0])
-            _fetch(reference)
+            for kind in types:  # operands may belong to several executors, and this is called for the first one only
+                watching = getattr(kind, _MARK, None)
+                if watching is not None:
+                    _fetch(watching)
             if func in _FREEZING:
                 changes.note()
             with torch._C.DisableTorchFunctionSubclass():

@@ -39,6 +39,7 @@ from poptorch.executor.profiled import ranges
 from poptorch.executor.reporting import reporter_for
 from poptorch.executor.stored import StoredExecutable
 from poptorch.executor.target import Target, check_target
+from poptorch.executor.written_inputs import WrittenInputs
 from poptorch.host.build import build_host
 from poptorch.host.store.code_store import CodeStore
 from poptorch.optim.spec import OptimizerSpec
@@ -164,6 +165,7 @@ class Session:
 
         self._target = target
         self._interface = executable.device.interface
+        self._written = WrittenInputs(self._interface)
         exchange, team = (None, None) if job is None else (job.exchange(executable), job.team)
         self.engine = engine = Engine(executable, exchange, team, replica_network(wrapped.options, executable))
         self._random = RandomState(engine, _seed(wrapped.options))
@@ -347,8 +349,7 @@ class Session:
         for tensor in given:
             if not tensor.is_cpu:
                 self._refuse_device(given)
-        if self._interface.written_inputs:
-            self._interface.check_same(given)
+        self._written.check(given)
         if wrapped.weights.seen != changes.count:
             self.take_replacements()
         if not wrapped.weights.is_complete:
@@ -411,10 +412,7 @@ class Session:
         self.engine.install(code)
 
     def _after_run(self, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        for index in self._interface.written_inputs:
-            original, used = given[index], inputs[index]
-            if original is not used and original.is_contiguous():
-                original.detach().copy_(used)
+        self._written.give_back(given, inputs)
         self._has_run = True
         if self.counts_cycles and backend.isEnabledFor(logging.DEBUG):
             backend.debug("Total number of IPU cycles: %d", self.estimate.cycles)
