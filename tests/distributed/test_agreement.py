@@ -21,8 +21,8 @@ def said() -> list[list[str]]:
     [
         ("model", ["Error", "Processes 0 and 1 do not train the same model", "the model's graph differs"]),
         ("options", ["Error", "the loop", "gradient_accumulation (2 and 4)"]),
-        ("learning rate", ["Error", "the optimizer's settings differs"]),
-        ("rows", ["Error", "the model's graph"]),
+        ("learning rate", ["Error", "the optimizer's settings differs", "the optimizer's lr in group 0 (0.1 and 0.2)"]),
+        ("rows", ["Error", "the batch of each replica (", "and the model's graph"]),
         ("weights", ["works"]),
         ("after all", ["works"]),
     ],

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from poptorch import Error
-from poptorch.distributed import addresses, descriptors, frames, invitations, meeting_point, proof
+from poptorch import Error, launchers
+from poptorch.distributed import addresses, descriptors, frames, invitations, meeting_point, proof, rendezvous
 from poptorch.distributed.invitations import Invitation
 from poptorch.distributed.keys import Connection, Keys, Unreachable
 from poptorch.distributed.meeting_point import MeetingPoint
@@ -342,3 +342,11 @@ def test_who_is_not_of_the_job_hands_nothing_over(monkeypatch: pytest.MonkeyPatc
 def test_names_are_what_they_have_to_be(name: object) -> None:
     with pytest.raises(OSError, match="no name for that"):
         descriptors.check_name(name, 7)
+
+
+def test_two_processes_that_both_are_process_0_are_told_at_once(tmp_path: Path) -> None:
+
+    path, parent = tmp_path / "job.json", os.getppid()
+    Invitation(7, SECRET, parent, launchers.start_time(parent)).write(path)  # it waits for others
+    with pytest.raises(Error, match=f"say that they are process 0 of 2: process {parent} of this host waits"):
+        rendezvous._by_file(path, True, 2, 60)

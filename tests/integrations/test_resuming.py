@@ -17,6 +17,7 @@ from distributed_cases import adamw
 from poptorch.integrations.resuming import Run, run_resumable
 
 PROGRAM = processes.TESTS / "resumable.py"
+WEIGHTS = {name for name, _ in Stages(False).named_parameters()}
 
 
 def torchrun(count: int, folder: Path, steps: int, fatal: int) -> str:
@@ -30,6 +31,7 @@ def torchrun(count: int, folder: Path, steps: int, fatal: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_job_that_torchrun_starts_again_ends_with_the_same_bits(tmp_path: Path) -> None:
     said = torchrun(2, tmp_path / "failing", 4, 3)
@@ -38,7 +40,9 @@ def test_a_job_that_torchrun_starts_again_ends_with_the_same_bits(tmp_path: Path
     torchrun(2, tmp_path / "undisturbed", 4, -1)
     for process in range(2):
         failing, undisturbed = (torch.load(tmp_path / which / f"{process}.pt") for which in ("failing", "undisturbed"))
-        assert all(torch.equal(value, undisturbed[name]) for name, value in failing.items())
+        own = {name for name in failing if process and name.startswith("norm.") and name not in WEIGHTS}
+        for name in failing.keys() - own:  # statistics go on from those of process 0
+            assert torch.equal(failing[name], undisturbed[name]), name
     said = torchrun(1, tmp_path / "failing", 6, -1)  # the rest with one process
     assert "process 0 of 1 begins at step 4" in said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from poptorch.distributed.process_group import ProcessGroup
 from poptorch.errors import createPoptorchError
 
 _SHOWN = 5
+_LONGEST = 200
+_DIGEST = re.compile(r"[0-9a-f]{16,}|")
 
 
 def compare(group: ProcessGroup, parts: Mapping[str, str], options: Mapping[str, str]) -> None:
@@ -25,7 +28,7 @@ def compare(group: ProcessGroup, parts: Mapping[str, str], options: Mapping[str,
     for member, other in zip(group.members, found, strict=True):
         unequal = differences(first["parts"], other["parts"])
         if unequal:
-            raise createPoptorchError(_message(group.members[0], member, unequal, first["options"], other["options"]))
+            raise createPoptorchError(_message((group.members[0], member), unequal, first, other))
 
 
 def report_failure(group: ProcessGroup, error: BaseException) -> None:
@@ -48,14 +51,28 @@ def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str
     return [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
 
 
-def _message(root: int, member: int, unequal: list[str], first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    what = " and ".join(f"the {name}" for name in unequal)
+def _message(members: tuple[int, int], unequal: list[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    root, member = members
+    what = " and ".join(_shown(name, first["parts"], second["parts"]) for name in unequal)
     verb = "differs" if len(unequal) == 1 else "differ"
     text = f"Processes {root} and {member} do not train the same model: {what} {verb}."
-    settings = [f"{n} ({first.get(n)} and {second.get(n)})" for n in differences(first, second)]
+    options = first["options"], second["options"]
+    settings = [f"{n} ({options[0].get(n)} and {options[1].get(n)})" for n in differences(*options)]
     if settings:
         text += f" Their options differ in {', '.join(settings[:_SHOWN])}."
     return text + " All processes must make the same models with the same options, optimizers and sizes of batches."
+
+
+def _shown(name: str, first: Mapping[str, str], second: Mapping[str, str]) -> str:
+    """A part, with what it is in each process where people can read that.
+
+    >>> _shown("rate", {"rate": "0.1"}, {"rate": "0.2"}), _shown("graph", {"graph": "0" * 32}, {"graph": "1" * 32})
+    ('the rate (0.1 and 0.2)', 'the graph')
+    """
+    texts = [parts.get(name, "none") for parts in (first, second)]
+    if any(_DIGEST.fullmatch(text) for text in texts):
+        return f"the {name}"
+    return f"the {name} ({texts[0][:_LONGEST]} and {texts[1][:_LONGEST]})"
 
 
 def digest_of(tensor: torch.Tensor) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -186,6 +187,14 @@ def _file_of_job(num_processes: int) -> Path:
 
 def _by_file(path: Path, serves: bool, num_processes: int, seconds: float) -> Meeting:
     if serves:
+        other = Invitation.read(path)
+        if other is not None and other.pid != os.getpid():
+            raise createPoptorchError(
+                f"Two processes of the job say that they are process 0 of {num_processes}: process {other.pid} of this "
+                "host waits for the others already. Give each a number of its own with "
+                "Options.Distributed.configureProcessId, or let the launcher do so. If it is of another job, end that "
+                f"first, or set {environment.RENDEZVOUS.name} to an address of this one."
+            )
         secret = proof.chosen_secret() or proof.new_secret().encode()
         point = _serve(_LOOPBACK, 0, secret)
         Invitation.by_this_process(point.port, secret).write(path)

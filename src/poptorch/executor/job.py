@@ -19,6 +19,7 @@ from poptorch.errors import RecoverableError, createPoptorchError
 from poptorch.executable.executable import Executable
 from poptorch.executable.identity import identity
 from poptorch.options import Options
+from poptorch.program.fingerprint import digest
 from poptorch.program.graphs import exchanges_values
 from poptorch.program.program import Role
 from poptorch.runtime.exchange import GradientExchange
@@ -98,7 +99,9 @@ class Job:
     def agree(self, session: Session) -> None:
         """Compare programs, then weights and seeds; those of process 0 count."""
         self._compared = True
-        agreement.compare(self.group, _parts(session), _flat(session.wrapped.options.toDict()))
+        agreement.compare(
+            self.group, _parts(session), {**_flat(session.wrapped.options.toDict()), **_settings(session)}
+        )
         if self.team is not None:
             self.team.gathers = all(self.team.gather_values(session.wrapped.weights.have_values))
         if self._training:
@@ -155,11 +158,26 @@ def _parts(session: Session) -> dict[str, str]:
     device = session.executable.device
     link = session.wrapped.link
     hyper = session.engine.updater.hyper if link is not None else ()
+    inputs = [
+        f"{p.name} {list(p.shape)} {str(p.dtype).rpartition('.')[2]}" for p in session.program.ports_of(Role.INPUT)
+    ]
     return {
         "versions of poptorch and torch": f"{__version__}, {torch.__version__}",
+        "batch of each replica": ", ".join(inputs),
         **identity(device),
-        "optimizer's settings": str([{name: float(value) for name, value in group.items()} for group in hyper]),
+        "optimizer's settings": digest([{name: float(value) for name, value in group.items()} for group in hyper]),
         "loss scaling": str(float(session.engine.scale.chosen)),
+    }
+
+
+def _settings(session: Session) -> dict[str, str]:
+    """The numbers of the user's optimizer, which may be the reason for what differs."""
+    link = session.wrapped.link
+    return {
+        f"the optimizer's {name} in group {index}": str(value)
+        for index, group in enumerate(() if link is None else link.optimizer.param_groups)
+        for name, value in group.items()
+        if isinstance(value, (bool, int, float, tuple))
     }
 
 
