@@ -28,6 +28,7 @@ from poptorch.runtime.workers import Span
 from poptorch.schedule import Job, Kind
 
 _ALONE = contextlib.nullcontext()
+_ONLY = (MicroBatch(0, 0, 0),)
 _LATE_OUTPUTS = (OutputKind.GRADIENT, OutputKind.ANCHOR, OutputKind.COUNT)
 
 
@@ -60,8 +61,33 @@ class SequentialRunner:
         try:
             return run(memory.weights, memory.buffers[0], memory.constants, inputs, (), random)
         except Exception as error:
-            note_job(error, FailedJob((MicroBatch(0, 0, 0),)))
+            note_job(error, FailedJob(_ONLY))
             raise
+
+    def run_step(
+        self, inputs: Sequence[torch.Tensor], scale: Sequence[torch.Tensor], random: object, state: Sequence[Any]
+    ) -> tuple[Sequence[torch.Tensor], GroupTimes]:
+        """One micro-batch of a training program whose code updates the weights, and nothing around it."""
+        memory, step, now = self._memory, self._code.step, time.perf_counter
+        assert step is not None
+        began = now()
+        try:
+            outputs = step.run(
+                memory.weights,
+                memory.buffers[0],
+                memory.constants,
+                inputs,
+                scale if self._scaled else (),
+                random,
+                state,
+            )
+        except Exception as error:
+            note_job(error, FailedJob(_ONLY))
+            raise
+        ended = now()
+        times = GroupTimes(_ONLY, began, began, ended, ended)
+        self._times = [times]
+        return outputs, times
 
     def _in_replica(self, first: MicroBatch) -> AbstractContextManager[None]:
         return _ALONE if self._meeting is None else self._meeting.taking_part(first, 0)
@@ -109,7 +135,7 @@ class SequentialRunner:
                 assert call.update is not None
                 call.update(sink.take())
         if call.trace.active:
-            self._report(call.trace)
+            self.report(call.trace)
         return self._times
 
     def _code_of(self, step_arguments: Sequence[torch.Tensor] | None) -> tuple[Runner, tuple[Any, ...], list[range]]:
@@ -165,7 +191,8 @@ class SequentialRunner:
         trace.add(TraceSpan(SpanKind.STEP, started, ended))
         trace.add(TraceSpan(SpanKind.OUTPUT, ended, ended))
 
-    def _report(self, trace: Trace) -> None:
+    def report(self, trace: Trace) -> None:
+        """The spans of the latest call."""
         for times in self._times:
             micro = self._loop.position(times.members[0])
             trace.add(TraceSpan(SpanKind.INPUT, times.asked, times.begun, micro=micro))
