@@ -78,13 +78,16 @@ class Engine:
         if self.parallel is not None:
             self.memory.on_change(self.parallel.weights_changed)
         self._faults = faults_of(executable)
-        self._simple = self._is_simple()
+        once = self._is_once()
+        self._simple = once and not device.settings.training
+        self._simple_step = once and device.settings.training and self.exchange.is_local and loop.multiplicity() == 1
+        """Whether code that updates the weights itself has nothing around it."""
 
-    def _is_simple(self) -> bool:
-        """One inference micro-batch a call: the loop has nothing to do."""
+    def _is_once(self) -> bool:
+        """One micro-batch a call: the loop has nothing to do."""
         loop, settings = self.executable.code.loop, self.executable.device.settings
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
-        plain = not settings.training and not settings.anchors and not settings.synthetic_data
+        plain = not settings.anchors and not settings.synthetic_data and self._sharing is None
         return once and plain and self.parallel is None and self._faults is None and self.meeting is None
 
     def install(self, code: HostCode) -> None:
@@ -157,6 +160,8 @@ class Engine:
         seed = self.random.fix()
         if self._simple:
             return self._run_once(inputs)
+        if self._simple_step and self.executable.code.step is not None and self.scale.scaler is None:
+            return self._run_step(inputs)
         mode = self.executable.device.settings.synthetic_data
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             self.scale.begin()
@@ -182,6 +187,27 @@ class Engine:
             for span in clock.spans():
                 self.trace.add(span)
         return list(outputs)
+
+    def _run_step(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One micro-batch, by code that updates the weights."""
+        random, clock, now = self.random, self.clock, time.perf_counter
+        grad_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # as in _run_once
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                self.scale.begin()
+                numbers = random.of_group(random.position, 0)
+                arguments = self.updater.step_arguments()
+                started = now()
+                outputs = self.sequential.run_step(inputs, self.scale.current, numbers, arguments)
+                clock.once(started, now())
+        finally:
+            torch._C._set_grad_enabled(grad_enabled)
+        random.position += 1
+        if self.trace.active:
+            for span in clock.spans():
+                self.trace.add(span)
+        return list(outputs[: len(self.executable.program.results)])
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         loop, settings = self.executable.code.loop, self.executable.device.settings

@@ -24,6 +24,7 @@ from poptorch.runtime.meeting import Meeting
 from poptorch.runtime.values.factored import Gradient
 
 _ALONE = contextlib.nullcontext()
+_ONLY = (MicroBatch(0, 0, 0),)
 _LATE_OUTPUTS = (OutputKind.GRADIENT, OutputKind.ANCHOR, OutputKind.COUNT)
 
 
@@ -52,7 +53,27 @@ class SequentialRunner:
         try:
             return run(memory.weights, memory.buffers[0], memory.constants, inputs, (), random)
         except Exception as error:
-            note_job(error, FailedJob((MicroBatch(0, 0, 0),)))
+            note_job(error, FailedJob(_ONLY))
+            raise
+
+    def run_step(
+        self, inputs: Sequence[torch.Tensor], scale: Sequence[torch.Tensor], random: object, state: Sequence[Any]
+    ) -> Sequence[torch.Tensor]:
+        """One micro-batch of a training program whose code updates the weights, and nothing around it."""
+        memory, step = self._memory, self._code.step
+        assert step is not None
+        try:
+            return step.run(
+                memory.weights,
+                memory.buffers[0],
+                memory.constants,
+                inputs,
+                scale if self._scaled else (),
+                random,
+                state,
+            )
+        except Exception as error:
+            note_job(error, FailedJob(_ONLY))
             raise
 
     def _in_replica(self, first: MicroBatch) -> AbstractContextManager[None]:

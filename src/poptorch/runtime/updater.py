@@ -38,6 +38,9 @@ class Updater:
         self.hyper: Sequence[Mapping[str, torch.Tensor]] = []
         """The variable attributes of each parameter group."""
 
+        self._flat: tuple[list[State], Sequence[Mapping[str, torch.Tensor]], list[torch.Tensor]] = [], [], []
+        """State and hyper-parameters, and the tensors of both as code takes them."""
+
     @property
     def state(self) -> list[State]:
         """What the optimizer keeps, for each parameter group."""
@@ -71,7 +74,11 @@ class Updater:
 
     def step_arguments(self) -> list[torch.Tensor]:
         """What code that updates weights during back-propagation takes besides the program's arguments."""
-        return flat_arguments((), (), self._state, self.hyper)
+        state, hyper, flat = self._flat
+        if state is not self._state or hyper is not self.hyper:  # both are replaced as a whole
+            flat = flat_arguments((), (), self._state, self.hyper)
+            self._flat = self._state, self.hyper, flat
+        return flat
 
     def apply(
         self, code: HostCode, gradients: Gradients, random: RandomSource, exchange: GradientExchange, trace: Trace
