@@ -183,6 +183,13 @@ def test_other_settings_of_the_optimizer_than_its_rate(tmp_path: Path) -> None:
     assert_same(models[1], models[0])
 
 
+def test_schedules_do_not_warn_about_steps_that_the_device_makes(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        on_ipus(tmp_path).fit(Classifier())
+    assert [str(each.message) for each in found if "optimizer.step()" in str(each.message)] == []
+
+
 def test_a_pipeline(tmp_path: Path) -> None:
     models = [Classifier(4), Classifier(4)]
     poptorch.BeginBlock(models[1].second, ipu_id=1)

@@ -35,11 +35,16 @@ def on_device(optimizer: torch.optim.Optimizer, max_grad_norm: float, loss_scali
         )
     made.step = types.MethodType(_nothing, made)  # type: ignore[method-assign]
     made.zero_grad = types.MethodType(_nothing, made)  # type: ignore[method-assign]
+    made._opt_called = True  # type: ignore[attr-defined]
     return made
 
 
 def _nothing(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
     """Done on the device."""
+
+
+_nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+# With this mark and `_opt_called`, torch's schedulers do not warn that they were not told of steps.
 
 
 def _translated(optimizer: torch.optim.Optimizer, loss_scaling: float) -> torch.optim.Optimizer:
