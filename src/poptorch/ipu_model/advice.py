@@ -278,11 +278,11 @@ class _Search:
             if (found is None or not found.fits) and len(self._known) < self._tries:
                 tried.append(self._try(self._lean(start)))
         ranked = sorted((it for it in tried if it is not None), key=lambda it: it.score, reverse=True)
-        for number, first in enumerate(ranked):
+        for number, promising in enumerate(ranked):
             # Half of what is left for the most promising one: the others have their turn, too.
             left = self._tries - len(self._known)
             last = number == len(ranked) - 1
-            self._climb(first, len(self._known) + (left if last else -(-left // 2)))
+            self._climb(promising, len(self._known) + (left if last else -(-left // 2)))
         found_all = [candidate for candidate in self._known.values() if candidate is not None]
         if not found_all:
             raise createPoptorchError(f"advise found no way to run this model on {ipus} IPUs: {self._why}.")

@@ -10,6 +10,7 @@ import torch
 from poptorch.ipu_model import changes
 from poptorch.ipu_model.critical import CriticalPath, Line, critical_path
 from poptorch.ipu_model.findings import HINT, NOTE, Finding, Trials, Tried
+from poptorch.ipu_model.trials import Change
 
 if TYPE_CHECKING:
     from poptorch.ipu_model.result import Estimate

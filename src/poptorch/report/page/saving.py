@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from poptorch.errors import createPoptorchError
-from poptorch.ipu_model import Estimate
 from poptorch.report.building import build_profile
 from poptorch.report.page import ReportWriter, write_page_as
 from poptorch_files import replace
+
+if TYPE_CHECKING:
+    from poptorch.ipu_model import Estimate
 
 _FORMS = (".html", ".json", ".txt")
 
