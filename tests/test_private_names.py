@@ -26,6 +26,7 @@ TORCH = {
     "_cdata": "the address of a storage",
     "_use_count": "how many owners a tensor has",
     "_metadata": "the versions of modules in a state dictionary",
+    "_version": "how often a tensor was written",
 }
 ALLOWED = {
     ("executor/executor.py", "_user_model"): "an executor that is wrapped again; libraries know this name",
