@@ -94,6 +94,14 @@ def test_types_that_the_device_does_not_have(dtype, caplog):
     assert text.startswith(f"{name} is not supported natively on IPU: weights and inputs of this type are computed")
 
 
+@pytest.mark.parametrize(("value", "said"), [(2**31, True), (-(2**40), True), (2**31 - 1, False)])
+def test_buffers_of_wide_integers(value, said):
+    model = Net(lambda self, x: (self.layer(x), self.wide)).eval()
+    model.register_buffer("wide", torch.tensor([value, 3]))
+    texts = [message for message, _ in told(model)]
+    assert any("The buffer wide has values that do not fit into 32 bits" in text for text in texts) is said
+
+
 def test_an_ordinary_model_is_told_nothing(caplog):
     assert told(Net(lambda self, x: self.norm(self.dropout(self.layer(x)))).eval()) == []
     assert caplog.records == []

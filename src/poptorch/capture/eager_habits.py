@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from poptorch._logging import warn_once
 from poptorch.frames import warn_user
+from poptorch.program.program import has_values
 
 _PLAIN = (int, float, bool, str)
 _OWN_MODULES = ("poptorch.", "torch.")
@@ -171,3 +172,24 @@ def warn_of_narrowing(tensors: Iterable[torch.Tensor]) -> None:
             f"{name.capitalize()} is not supported natively on IPU: weights and inputs of this type are computed as "
             "float32. Use float32 or float16.",
         )
+
+
+def warn_of_wide_integers(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Say which int64 buffers have values that the device's integers cannot hold."""
+    with torch._C.DisableTorchFunctionSubclass():  # they are on the host: what runs next fetched them
+        for name, tensor in named:
+            if tensor.dtype is not torch.int64 or tensor.layout is not torch.strided:
+                continue
+            if not has_values(tensor) or not tensor.numel():
+                continue
+            smallest, largest = (int(value) for value in torch.aminmax(tensor))
+            if smallest < _INT32.min or largest > _INT32.max:
+                warn_user(
+                    f"The buffer {name} has values that do not fit into 32 bits, from {smallest} to {largest}. The "
+                    "device has no wider integers: they lose their upper bits in the results. Keep values between "
+                    f"{_INT32.min} and {_INT32.max}, split them into two buffers, or return a plain attribute, which "
+                    "keeps its type."
+                )
+
+
+_INT32 = torch.iinfo(torch.int32)

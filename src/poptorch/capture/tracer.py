@@ -26,7 +26,13 @@ from poptorch.ambient import CaptureContext, CaptureSettings
 from poptorch.capture.arguments import ArgumentLayout
 from poptorch.capture.casting import CastingMode, MixedTypes, OperandCaster, is_float_statistic, module_types
 from poptorch.capture.device_names import DeviceNames
-from poptorch.capture.eager_habits import arguments_explained, habits_watched, warn_of_narrowing, warn_of_training_mode
+from poptorch.capture.eager_habits import (
+    arguments_explained,
+    habits_watched,
+    warn_of_narrowing,
+    warn_of_training_mode,
+    warn_of_wide_integers,
+)
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
 from poptorch.capture.kept import has_hooks, warn_of_kept
@@ -118,6 +124,7 @@ def record(request: Request, grad: bool | None = None, promotes: bool = False) -
     rules = MixedTypes.of(request.settings, promotes)
     grad = request.training if grad is None else grad
     warn_of_narrowing([*request.inputs, *request.model.parameters()])
+    warn_of_wide_integers(request.model.named_buffers())
     explained = arguments_explained(request.layout.constants())
     with torch.random.fork_rng(devices=[]), hooks.substitutions(), _types_as_in_eager(), explained:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,8 @@ _SHOWN = 3
 """How many attributes one warning lists."""
 
 
-class _Known(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Known:
     """An attribute as it was."""
 
     holder: dict[str, Any]
@@ -42,10 +44,6 @@ class _Known(NamedTuple):
     @property
     def now(self) -> Any:
         return self.holder.get(self.name, self.value)
-
-    def as_it_is(self) -> _Known:
-        """The same attribute with the value of this moment."""
-        return self._replace(value=self.now)
 
     def differs(self) -> bool:
         """Whether the attribute means something else now."""
@@ -123,14 +121,14 @@ class FrozenAttributes:
             self._mode = self._shown.training
             self._warn(known)  # all modules at once, as a rule
         elif len(known) <= _EACH_CALL:
-            for holder, name, _, value, _ in known:
-                if holder.get(name) is not value:
+            for one in known:
+                if one.holder.get(one.name) is not one.value:
                     self._warn(known)
                     break
         else:
             part = known[self._next : self._next + _EACH_CALL]
             self._next = self._next + _EACH_CALL if self._next + _EACH_CALL < len(known) else 0
-            if any(holder.get(name) is not value for holder, name, _, value, _ in part):
+            if any(one.holder.get(one.name) is not one.value for one in part):
                 self._warn(known)
         if self._inner:
             self._check_content()
@@ -149,7 +147,7 @@ class FrozenAttributes:
             if one.differs():
                 changed.append(one)
             else:
-                self._known.append(one.as_it_is())
+                self._known.append(replace(one, value=one.now))
         self._inner = [one for one in self._known if one.content is not None]
         modes = [one for one in changed if one.name == "training"]
         others = [one for one in changed if one.name != "training"]

@@ -136,15 +136,9 @@ class OptimizerLink:
         """Whether there is state of the optimizer on the device."""
         return self._engine is not None and self._compiled is not None
 
-    def state_by_parameter(self) -> dict[tuple[int, str], torch.Tensor]:
-        """What the device holds, by the identity of the parameter and the name of the state."""
-        if self._engine is None or self._compiled is None:
-            return {}
-        return self._by_parameter(self._engine.updater.whole_state(self._engine.exchange))
-
     def take_state(self, other: OptimizerLink) -> None:
         """Overwrite the state of common parameters with what another executor has of the same optimizer."""
-        if self._engine is None or self._compiled is None or not other.holds_state:
+        if self._engine is None or self._compiled is None:
             return
         newer = other.state_by_parameter()
         whole = self._engine.updater.whole_state(None)
@@ -154,6 +148,12 @@ class OptimizerLink:
                 if value is not None and value.shape == tensor.shape:  # replicas may be in other groups
                     tensor.copy_(value)
         self._engine.updater.keep_of(whole)
+
+    def state_by_parameter(self) -> dict[tuple[int, str], torch.Tensor]:
+        """The state on the device by the ``id`` of the parameter and the kind of state; nothing if there is none."""
+        if self._engine is None or self._compiled is None:
+            return {}
+        return self._by_parameter(self._engine.updater.whole_state(self._engine.exchange))
 
     def _by_parameter(self, whole: list[State]) -> dict[tuple[int, str], torch.Tensor]:
         assert self._compiled is not None
