@@ -116,6 +116,9 @@ class Signature:
         self._tensor_defaults = frozenset(p.name for p in self._parameters if flatten(p.default)[0])
         """A default with tensors is an input of the program: a later call may give another one."""
 
+        self._rest: dict[int, tuple[Any, ...]] = {}
+        """Of calls with so many arguments, all by position, what does not depend on these: the defaults, and so on."""
+
         self._must_go_by_position = max(
             (
                 i + 1
@@ -129,6 +132,17 @@ class Signature:
         """Match arguments with parameters; omitted ones take their defaults."""
         if not kwargs and self._only_positional and len(args) == len(self._names):
             return BoundCall(self._names, tuple(args), {})
+        if kwargs or not self._only_positional:
+            return self._bind(args, kwargs)
+        rest = self._rest.get(len(args))
+        if rest is None:
+            bound = self._bind(args, kwargs)
+            defaults = bound.positional[len(args) :]
+            self._rest[len(args)] = defaults, {}, bound.defaulted, bound.by_name, bound.left_out
+            return bound
+        return BoundCall(self._names, (*args, *rest[0]), *rest[1:])
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundCall:
         self._check_names(args, kwargs)
         names: list[str] = []
         positional: list[Any] = []
@@ -240,7 +254,12 @@ class ArgumentLayout:
         self.specs = [TensorSpec(p, t.shape, t.dtype) for p, t in zip(paths, tensors, strict=True)]
         self._expected = [(s.shape, s.dtype) for s in self.specs]
         self._before_none = _before_none(call.positional)
-        self._flat = not call.keyword and all(isinstance(c, TensorLeaf) for c in self._children(self._positional))
+        children = self._children(self._positional)
+        self._total = len(children)
+        self._count = self._total - sum(isinstance(c, ConstantLeaf) and c.value is None for c in children)
+        """How many tensors come before nothing: labels that inference does without, for instance."""
+
+        self._flat = not call.keyword and all(isinstance(c, TensorLeaf) for c in children[: self._count])
 
     @staticmethod
     def _children(structure: Structure) -> tuple[Structure, ...]:
@@ -249,8 +268,12 @@ class ArgumentLayout:
 
     def tensors_of(self, call: BoundCall) -> Sequence[torch.Tensor]:
         """The call's tensors in order, after comparing everything with what was compiled."""
-        if self._flat and not call.keyword and self._are_as_expected(call.positional):
-            return call.positional
+        if self._flat and not call.keyword:
+            given, count = call.positional, self._count
+            if count != self._total == len(given) and all(value is None for value in given[count:]):
+                given = given[:count]
+            if self._are_as_expected(given):
+                return given
         return self._collect(call)
 
     def _are_as_expected(self, values: Sequence[Any]) -> bool:
