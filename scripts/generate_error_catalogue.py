@@ -13,7 +13,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-os.environ.setdefault("POPTORCH_DEVICES_DIR", tempfile.mkdtemp())  # other programs may use the IPUs of this machine
+_devices = tempfile.TemporaryDirectory()  # other programs may use the IPUs of this machine
+os.environ["POPTORCH_DEVICES_DIR"] = _devices.name
 
 from poptorch.error_catalogue import ENTRIES, PARTS
 from poptorch.error_catalogue.entry import Entry
