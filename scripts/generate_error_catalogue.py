@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
-os.environ["POPTORCH_DEVICES_DIR"] = tempfile.mkdtemp()  # other programs may use the IPUs of this machine
+_devices = tempfile.TemporaryDirectory()  # other programs may use the IPUs of this machine
+os.environ["POPTORCH_DEVICES_DIR"] = _devices.name
 
-from poptorch.error_catalogue import ENTRIES, PARTS
-from poptorch.error_catalogue.entry import Entry
+from poptorch.error_catalogue import ENTRIES, PARTS  # noqa: E402
+from poptorch.error_catalogue.entry import Entry  # noqa: E402
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "error-catalogue.md"
 
@@ -51,15 +53,20 @@ of a part without a code of their own: there the message itself says what to do.
 """
 
 
+def laid_out(code: str) -> str:
+    """An example with two empty lines around classes, as pages have them."""
+    return re.sub(r"(?m)^(class .*(?:\n(?: .*)?)*?)\n+(?=\S)", r"\1\n\n\n", code.strip())
+
+
 def section(entry: Entry) -> str:
     """One error."""
     parts = [f"### {entry.code}: {entry.title} {{#{entry.code.lower()}}}", entry.cause]
-    parts.append(f"```py\n{entry.example.strip()}\n```")
+    parts.append(f"```py\n{laid_out(entry.example)}\n```")
     message = "\n".join(textwrap.fill(line, 96, break_long_words=False) for line in entry.message().splitlines())
     parts.append(f'```text title="Message"\n{message}\n```')
     parts.append(entry.cure)
     if entry.cured:
-        parts.append(f"```py\n{entry.cured.strip()}\n```")
+        parts.append(f"```py\n{laid_out(entry.cured)}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -29,7 +29,6 @@ TORCH = {
     "_use_count": "how many owners a tensor has",
     "_version": "how often a tensor was written",
     "_metadata": "the versions of modules in a state dictionary",
-    "_version": "how often a tensor was written",
 }
 OF_TORCH_MODULES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_opt_called", "_version"}
 """Names of torch that tests compare before and after, and that classes of ours have as well."""
