@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -250,3 +251,40 @@ def test_capturing_leaves_types_as_they_were() -> None:
     assert layer.weight.dtype is H
     assert torch.ones(1).half().dtype is H
     assert not hasattr(torch.ones(1), "_poptorch_ambiguous")
+
+
+class CastsToItsWeights(nn.Module):
+    """Casts its inputs to the type of its weights, as models do that run in any type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.norm = nn.LayerNorm(4)
+        self.recurrent = nn.GRU(4, 4, batch_first=True)
+        self.linear = nn.Linear(4, 2)
+        self.to(dtype)
+        self.dtype = dtype
+
+    def forward(self, x, target):
+        hidden = torch.relu(self.convolution(x.to(self.dtype))).flatten(2).transpose(1, 2)
+        out = self.linear(self.recurrent(self.norm(hidden).to(self.dtype))[0][:, -1].to(self.dtype))
+        return out, nn.functional.mse_loss(out, target.to(self.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_casts_to_the_type_that_weights_have_outside_follow_the_device(dtype) -> None:
+    torch.manual_seed(0)
+    model = CastsToItsWeights(dtype)
+    plain = copy.deepcopy(model).double()
+    plain.dtype = torch.float64
+    x, target = torch.randn(3, 1, 5, 5), torch.randn(3, 2)
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = executor(x, target)[1]
+        optimizer.zero_grad()
+        expected = plain(x.double(), target.double())[1]
+        expected.backward()
+        optimizer.step()
+        bound = 1e-5 if dtype is torch.float64 else 2e-2  # the target alone is rounded to 8 bits
+        torch.testing.assert_close(loss.double(), expected.detach(), rtol=bound, atol=bound)

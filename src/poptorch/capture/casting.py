@@ -37,6 +37,9 @@ from poptorch.ops.recorded import is_foreign
 from poptorch.ops.traits import Kind, traits_of
 
 HALF, FLOAT = torch.float16, torch.float32
+_WIDER = (torch.float64, torch.bfloat16)
+"""Types that no weight has on a device."""
+
 _PRODUCTS = (Kind.PRODUCT, Kind.CONVOLUTION)
 
 
@@ -142,6 +145,8 @@ class OperandCaster:
 
     def __call__(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """``run``, which does what the operation ``func`` does, with operands of matching types."""
+        if _is_product(func):
+            args, kwargs = _narrowed_beside_floats((args, kwargs), torch.ops.aten._to_copy.default)
         operands = [t for t in pytree.tree_leaves((args, kwargs)) if is_float(t)]
         if _is_float_only(func) and any(t.dtype is HALF for t in operands):
             args, kwargs = cast((args, kwargs), FLOAT, torch.ops.aten._to_copy.default)
@@ -159,7 +164,7 @@ class OperandCaster:
         traits = traits_of(func)
         if len({t.dtype for t in operands}) < 2 or traits.is_in_place or not traits.is_aten:
             return None
-        name, product = traits.name, traits.kind in _PRODUCTS or traits.name in _LIKE_PRODUCTS
+        name, product = traits.name, _is_product(func)
         if not self._rules.native and (product or name in _TOGETHER or torch.Tag.pointwise in func.tags):
             return self._rules.common(operands, name)
         if product:
@@ -181,6 +186,28 @@ class OperandCaster:
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.dtype is FLOAT:
                 mark_ambiguous(tensor)
+
+
+def _is_product(func: Any) -> bool:
+    """Whether PyTorch refuses operands of different types, and parameters follow the activations."""
+    traits = traits_of(func)
+    return traits.kind in _PRODUCTS or traits.name in _LIKE_PRODUCTS
+
+
+def _narrowed_beside_floats(structure: Any, convert: Callable[..., torch.Tensor]) -> Any:
+    """The structure with float64 and bfloat16 tensors as float32, if there are tensors of narrow types beside them.
+
+    Weights of these types are float32 here, so what the model cast to their type in Python has to follow.
+    """
+    leaves = pytree.tree_leaves(structure)
+    if not any(isinstance(t, torch.Tensor) and t.dtype in _WIDER for t in leaves) or not any(map(is_float, leaves)):
+        return structure
+
+    def one(value: Any) -> Any:
+        wide = isinstance(value, torch.Tensor) and value.dtype in _WIDER
+        return convert(value, dtype=FLOAT) if wide else value
+
+    return pytree.tree_map(one, structure)
 
 
 def _is_float_only(func: Any) -> bool:
@@ -260,6 +287,8 @@ class CastingMode(TorchFunctionMode):
             return hand_on(self, func, args, kwargs)
         name = plain_name(func)
         wanted = self._autocast_type(name, (args, kwargs))
+        if name in _EARLY or name in _NORMS:
+            args, kwargs = _narrowed_beside_floats((args, kwargs), torch.Tensor.to)
         if wanted is None and (name in _EARLY or name in _NORMS):
             wanted = self._mixed_type(name, [t for t in pytree.tree_leaves((args, kwargs)) if is_float(t)])
         if wanted is not None:
@@ -345,6 +374,8 @@ def module_types(rules: MixedTypes) -> Iterator[None]:
             return None
         opened = autocasting.enter_module(module)
         weights = None
+        if isinstance(module, nn.RNNBase):
+            args, _ = _narrowed_beside_floats((args, list(module._flat_weights)), torch.Tensor.to)
         if isinstance(module, nn.RNNBase) and args and is_float(args[0]):
             weights = list(module._flat_weights)
             with torch._C.DisableTorchFunction():  # types as they are, not as they were traced
