@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -30,7 +31,7 @@ from poptorch.options.progress import Progress
 NICENESS = 5
 """A third of what a thread of the program gets, where both want the same core."""
 
-LONGEST_WAIT = 600.0
+LONGEST_WAIT = 120.0
 """Seconds without a word after which nothing is expected any more."""
 
 _WATCH_SECONDS = 0.5
@@ -124,7 +125,7 @@ class Background:
         self._over = True
         self._connection.close()
         if self._process.is_alive():
-            self._process.terminate()
+            self._process.kill()  # it has nothing to tidy up, and a lock that was held at the fork may hold it for ever
         self._process.join()
 
 
@@ -156,6 +157,8 @@ def begin(device: DeviceProgram, code: HostCode) -> Background | None:
 
 
 def _run(device: DeviceProgram, code: HostCode, threads: int, parent: int, connection: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the program's own handlers are not for this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # the program's own words are the only ones
         os.dup2(silent, stream)
