@@ -108,8 +108,8 @@ Parts of configurations that are not public, or that differ:
 * Dropout of attention is in the models of the PyTorch rows and of SQuAD, as in their public configurations, and not in
   pretraining with PopART, which switches it off. ViT has dropout after its GELU, too.
 
-Row 13 was 33% too fast, and did not fit, until the last stage of a pipeline was recomputed up to its last checkpoint,
-as PopART does it. That rule came from the compiler, not from the number.
+Row 13 was 33% too fast until the last stage of a pipeline was recomputed up to its last checkpoint, as PopART does
+it. That rule came from the compiler, not from the number.
 
 Known to be wrong: ViT (row 28) is still too fast. No part of the model beside the products is large enough to explain
 the missing time: of the slowest IPU's cycles, the products take 75%, and all of patch embedding, layer norm, softmax,
