@@ -21,7 +21,7 @@ import poptorch
 from poptorch import launchers
 from poptorch.distributed import process_group
 from poptorch.distributed.process_group import ProcessGroup
-from poptorch.distributed.rooms import SharedMemory
+from poptorch.distributed.shared_buffers import SharedMemory
 
 LISTENS = "0A"
 

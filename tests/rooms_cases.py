@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from open_files import open_files
-from poptorch.distributed import descriptors, keys, process_group, rooms
+from poptorch.distributed import descriptors, keys, process_group
+from poptorch.distributed import shared_buffers as rooms
 from poptorch.distributed.connections import Connections
 from poptorch.distributed.portions import BUCKET_BYTES
 from poptorch.distributed.process_group import ProcessGroup
-from poptorch.distributed.rooms import SharedMemory
 from poptorch.distributed.shared import SharedRooms
+from poptorch.distributed.shared_buffers import SharedMemory
 from poptorch.distributed.transfer import Transfer
 from poptorch.errors import Error
 

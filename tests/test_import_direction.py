@@ -20,8 +20,8 @@ import pytest
 
 from poptorch.compiler.pipeline import DEVICE_PASSES
 from poptorch.host.build import HOST_STEPS
+from poptorch.host.native.building import NATIVE_STEPS
 from poptorch.host.native.passes import KERNEL_PASSES
-from poptorch.host.native_code import NATIVE_STEPS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 
@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "devices": {*FOUNDATION},
     # the road of a program: capture writes it, the compiler lowers it, the host generates code, the runtime runs that
     "capture": {*FOUNDATION, "options", "placement", "ops", "optim", "autocasting", "program"},
-    "compiler.passes": {*FOUNDATION, "ops", "program"},
+    "compiler.passes": {*FOUNDATION, "placement", "ops", "program"},
     "compiler": {*FOUNDATION, *ROAD, "profiling", "capture", "compiler.passes"},
     "executable": {*FOUNDATION, "program", "compiler.passes", "compiler"},
     "runtime.values": {*FOUNDATION, "program"},
@@ -110,6 +110,16 @@ ALLOWED: dict[str, set[str]] = {
         "host.store",
         "host.running",
         "host.factoring",
+    },
+    "host.native.building": {
+        *FOUNDATION,
+        *ROAD,
+        "compiler",
+        "executable",
+        "host",
+        "host.factoring",
+        "host.native",
+        "host.store",
     },
     "runtime": {
         *FOUNDATION,

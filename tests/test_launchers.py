@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import poptorch
-from poptorch.launchers import Layout, job_name, layout
+from poptorch.launchers import JobLayout, job_name, layout
 
 TORCHRUN = {
     "RANK": "1", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
@@ -45,7 +45,7 @@ def slurm(process: int, processes: int) -> dict[str, str]:
     ],
 )
 def test_the_nearest_launcher_counts(variables: dict[str, str], expected: tuple[int, int]) -> None:
-    assert layout(variables) == Layout(*expected)
+    assert layout(variables) == JobLayout(*expected)
 
 
 @pytest.mark.parametrize(

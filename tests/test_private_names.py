@@ -25,6 +25,7 @@ OPTIONS = {
 TORCH = {
     "_op": "the callable of an operator overload",
     "_schema": "the schema of an operator overload",
+    "_opname": "the name of an operator overload",
     "_cdata": "the address of a storage",
     "_use_count": "how many owners a tensor has",
     "_version": "how often a tensor was written",
@@ -36,6 +37,7 @@ OF_TORCH_MODULES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_op
 TESTS_ALLOWED = {
     ("options/test_backend.py", "_validateOptions"): "a public name of the original's",
     ("integrations/test_transformers_config.py", "_debugGetPopartIR"): "a name of the original's",
+    ("mistakes/test_likely_mistakes.py", "_repr_html_"): "what notebooks ask objects for",
     ("test_errors.py", "_throwTestError"): "a public name of the original's",
     ("options/test_containers.py", "_mine"): "of a class of the test's own",
     ("integrations/test_callbacks.py", "_callbacks"): "the test measures the question that each call asks",

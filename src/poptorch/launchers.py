@@ -1,7 +1,7 @@
 """What launchers of several processes say in the environment: which process this is, and to which job it belongs.
 
 >>> layout({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"})
-Layout(process_id=1, num_processes=4)
+JobLayout(process_id=1, num_processes=4)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERFACES = "GLOO_SOCKET_IFNAME"
 """The variable of torch that names network interfaces."""
 
 
-class Layout(NamedTuple):
+class JobLayout(NamedTuple):
     """Which of how many processes this is."""
 
     process_id: int
@@ -50,9 +50,9 @@ class Launcher:
         """Whether it started this process."""
         return all(name in variables for name in (self.num_processes, self.process_id, *self.proof))
 
-    def layout(self, variables: Mapping[str, str]) -> Layout:
+    def layout(self, variables: Mapping[str, str]) -> JobLayout:
         """What it says."""
-        return Layout(*(integer(name, 0, variables) for name in (self.process_id, self.num_processes)))
+        return JobLayout(*(integer(name, 0, variables) for name in (self.process_id, self.num_processes)))
 
     def said(self, variables: Mapping[str, str]) -> str:
         """What it says, for messages."""
@@ -100,7 +100,9 @@ def nearest(variables: Mapping[str, str]) -> Launcher | None:
     return chosen
 
 
-def _agree(chosen: Launcher, other: Launcher, layouts: Mapping[Launcher, Layout], variables: Mapping[str, str]) -> bool:
+def _agree(
+    chosen: Launcher, other: Launcher, layouts: Mapping[Launcher, JobLayout], variables: Mapping[str, str]
+) -> bool:
     """Whether what another launcher says can be true as well."""
     if layouts[chosen] == layouts[other] or (chosen, other) == (TORCHRUN, BY_HAND):
         return True  # the last two read the same variables
@@ -111,18 +113,18 @@ def _agree(chosen: Launcher, other: Launcher, layouts: Mapping[Launcher, Layout]
     return chosen is TORCHRUN and agents == layouts[other].num_processes
 
 
-def layout(variables: Mapping[str, str] | None = None) -> Layout:
+def layout(variables: Mapping[str, str] | None = None) -> JobLayout:
     """Which of how many processes this is; process 0 of 1 where no launcher says otherwise.
 
     >>> layout({})
-    Layout(process_id=0, num_processes=1)
+    JobLayout(process_id=0, num_processes=1)
     """
     known = os.environ if variables is None else variables
     launcher = nearest(known)
     if launcher is not None:
         return launcher.layout(known)
     # Half of the original's pair is enough, as it was there: the other half has its default.
-    return Layout(integer(WORLD_RANK, 0, known), integer(WORLD_SIZE, 1, known))
+    return JobLayout(integer(WORLD_RANK, 0, known), integer(WORLD_SIZE, 1, known))
 
 
 def all_are_here(num_processes: int) -> bool:

@@ -23,7 +23,7 @@ from poptorch.data import waiting
 from poptorch.data.items import ItemStructure
 from poptorch.data.parcel import pack, unpack
 from poptorch.data.ring import Ring, RingLayout, anonymous_file
-from poptorch.data.segments import remove_segments
+from poptorch.data.shared_segments import remove_segments
 from poptorch.data.waiting import WaitMeter
 
 

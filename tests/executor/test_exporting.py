@@ -388,7 +388,7 @@ def test_a_python_operator_that_is_missing(path, monkeypatch):
     poptorch.registerCustomOp("Double", CUBED, 1, lambda x: 2 * x)
     poptorch.inferenceModel(Doubled()).compileAndExport(path, torch.ones(2))
     assert poptorch.load(path)(torch.ones(2)).tolist() == [2, 2]
-    registry.remove(registry.Key(CUBED, "Double", 1))
+    registry.remove(registry.OperatorKey(CUBED, "Double", 1))
     with pytest.raises(poptorch.Error, match=r"docs.exporting.Double, version 1: register it with .*registerCustomOp"):
         poptorch.load(path)
 

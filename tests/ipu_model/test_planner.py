@@ -10,7 +10,7 @@ import torch
 
 import poptorch
 from poptorch.ipu_model.architecture import architecture
-from poptorch.ipu_model.planner import ConvolutionShape, Pass, plan_convolution, plan_product
+from poptorch.ipu_model.planner import ConvolutionShape, ProductPass, plan_convolution, plan_product
 
 HALF, FLOAT = torch.float16, torch.float32
 MK2, BOW = architecture("mk2"), architecture("bow")
@@ -92,7 +92,7 @@ def test_larger_products_are_never_cheaper(product):
         assert plan_product(BOW, *larger).cycles(BOW) >= cycles
 
 
-@pytest.mark.parametrize("kind", Pass)
+@pytest.mark.parametrize("kind", ProductPass)
 @pytest.mark.parametrize(
     "shape",
     [

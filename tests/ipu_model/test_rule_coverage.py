@@ -31,11 +31,11 @@ from poptorch.ipu_model.rules import (
     reductions,
     solving,
 )
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
 CHIP = chip_named("bow")
 FAMILIES = (elementwise, layers, lookups, moving, optimizers, pooling, products, recurrent, reductions, solving)
-FREE = {Kind.VIEW, Kind.HINT, Kind.STRUCTURE}
+FREE = {OpKind.VIEW, OpKind.HINT, OpKind.STRUCTURE}
 NOT_RUN = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "unsafe_split"}
 """Operations that are names for memory: with the views, the only ones that may take no time."""
 

@@ -11,10 +11,10 @@ import torch
 from poptorch.errors import Error
 from poptorch.libraries import calibration, choice, onednn
 from poptorch.libraries.calibration import KINDS, Calibration
-from poptorch.libraries.choice import MKL_ALONE, Libraries, Library, Product, libraries_for
+from poptorch.libraries.choice import MKL_ALONE, Libraries, Library, MatrixProduct, libraries_for
 
-LARGE = Product(512, 512, 512)
-SMALL = Product(8, 8, 8)
+LARGE = MatrixProduct(512, 512, 512)
+SMALL = MatrixProduct(8, 8, 8)
 
 
 def calibrated(gain, threads: int = 1) -> Libraries:
@@ -45,7 +45,7 @@ def test_threads_share_the_longer_side():
     def gain(kind, rows, terms, columns):
         return 0.5 if rows <= 64 else 2.0
 
-    product = Product(512, 512, 64)
+    product = MatrixProduct(512, 512, 64)
     assert calibrated(gain).choose(product) is Library.ONEDNN
     assert calibrated(gain, threads=8).choose(product) is Library.MKL
 
@@ -61,7 +61,7 @@ def test_layout_and_batch_choose_the_kind():
     batch = torch.empty(8, 128, 128)
     assert fast("batch").takes_onednn(batch, batch)
     assert fast("batch, right transposed").takes_onednn(batch, batch.mT)
-    assert fast("right packed").choose(Product(512, 512, 512, (False, True), packed=True)) is Library.ONEDNN
+    assert fast("right packed").choose(MatrixProduct(512, 512, 512, (False, True), packed=True)) is Library.ONEDNN
 
 
 def test_small_products_and_other_types_stay_with_torch(monkeypatch):

@@ -148,10 +148,10 @@ def test_code_for_one_library_is_not_taken_for_that_of_another(monkeypatch):
 
 def test_python_between_kernels(monkeypatch, by_onednn):
     from poptorch.host import levels
-    from poptorch.host.native.inductor import Entry
+    from poptorch.host.native.inductor import EntryPoint
 
     monkeypatch.setenv("POPTORCH_CODEGEN", "native")
-    monkeypatch.setattr(levels, "entry_for", lambda *_: Entry.PYTHON)
+    monkeypatch.setattr(levels, "entry_for", lambda *_: EntryPoint.PYTHON)
     _, values = trained(make())
     close(values, in_float64())
     assert by_onednn

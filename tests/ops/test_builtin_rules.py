@@ -95,7 +95,7 @@ def test_an_operator_of_the_user_goes_before_a_built_in_one() -> None:
     finally:
         from poptorch.ops.custom import registry
 
-        registry.remove(registry.Key("ai.graphcore", "Swish", 1))
+        registry.remove(registry.OperatorKey("ai.graphcore", "Swish", 1))
 
 
 def test_one_version_of_onnx_in_strict_mode() -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch import OutputMode, OverlapMode
+from poptorch.compiler.passes import planning
 from poptorch.compiler.request import capture_settings
-from poptorch.ops import planning
 
 
 def _proportions(capture: Any, function: Any, *inputs: torch.Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import poptorch
 from poptorch.ops import hints
 from poptorch.ops.host import HOST_CALL
-from poptorch.ops.traits import HalfSupport, Kind, bytes_of, flops_of, traits_of
+from poptorch.ops.traits import HalfSupport, OpKind, bytes_of, flops_of, traits_of
 from poptorch.ops.traits_table import KNOWN_AS, ROWS, WEIGHTS
 
 aten = torch.ops.aten
@@ -21,38 +21,38 @@ aten = torch.ops.aten
 @pytest.mark.parametrize(
     ("overload", "kind"),
     [
-        (aten.mm.default, Kind.PRODUCT),
-        (aten.convolution_backward.default, Kind.CONVOLUTION),
-        (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, Kind.ATTENTION),
-        (aten.mkldnn_rnn_layer.default, Kind.RECURRENT),
-        (aten._linalg_eigh.default, Kind.LINALG),
-        (aten._fft_r2c.default, Kind.FFT),
-        (aten.add_.Tensor, Kind.ELEMENTWISE),
-        (aten._foreach_addcdiv_.Scalar, Kind.ELEMENTWISE),
-        (aten.special_erfcx.default, Kind.ELEMENTWISE),
-        (aten.celu.default, Kind.ACTIVATION),
-        (aten.mish_backward.default, Kind.ACTIVATION),
-        (aten.var_mean.correction, Kind.REDUCTION),
-        (aten.cumsum.default, Kind.SCAN),
-        (aten.topk.default, Kind.SORT),
-        (aten._native_batch_norm_legit.default, Kind.NORMALISATION),
-        (aten._fused_rms_norm.default, Kind.NORMALISATION),
-        (aten._log_softmax_backward_data.default, Kind.SOFTMAX),
-        (aten.index.Tensor, Kind.GATHER),
-        (aten.index_put_.default, Kind.SCATTER),
-        (aten.adaptive_max_pool3d_backward.default, Kind.POOLING),
-        (aten.upsample_bicubic2d_backward.default, Kind.RESAMPLING),
-        (aten.huber_loss_backward.default, Kind.LOSS),
-        (aten.bernoulli.p, Kind.RANDOM),
-        (aten.cat.default, Kind.COPY),
-        (aten.slice.Tensor, Kind.VIEW),
-        (aten.new_empty_strided.default, Kind.CREATION),
-        (aten._fused_adam_.tensor_lr, Kind.OPTIMIZER),
-        (hints.NOP, Kind.HINT),
-        (HOST_CALL, Kind.HOST),
-        (torch.ops.poptorch.for_loop.default, Kind.CONTROL),
-        (torch.ops.poptorch.custom_op.default, Kind.CUSTOM),
-        (operator.getitem, Kind.STRUCTURE),
+        (aten.mm.default, OpKind.PRODUCT),
+        (aten.convolution_backward.default, OpKind.CONVOLUTION),
+        (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, OpKind.ATTENTION),
+        (aten.mkldnn_rnn_layer.default, OpKind.RECURRENT),
+        (aten._linalg_eigh.default, OpKind.LINALG),
+        (aten._fft_r2c.default, OpKind.FFT),
+        (aten.add_.Tensor, OpKind.ELEMENTWISE),
+        (aten._foreach_addcdiv_.Scalar, OpKind.ELEMENTWISE),
+        (aten.special_erfcx.default, OpKind.ELEMENTWISE),
+        (aten.celu.default, OpKind.ACTIVATION),
+        (aten.mish_backward.default, OpKind.ACTIVATION),
+        (aten.var_mean.correction, OpKind.REDUCTION),
+        (aten.cumsum.default, OpKind.SCAN),
+        (aten.topk.default, OpKind.SORT),
+        (aten._native_batch_norm_legit.default, OpKind.NORMALISATION),
+        (aten._fused_rms_norm.default, OpKind.NORMALISATION),
+        (aten._log_softmax_backward_data.default, OpKind.SOFTMAX),
+        (aten.index.Tensor, OpKind.GATHER),
+        (aten.index_put_.default, OpKind.SCATTER),
+        (aten.adaptive_max_pool3d_backward.default, OpKind.POOLING),
+        (aten.upsample_bicubic2d_backward.default, OpKind.RESAMPLING),
+        (aten.huber_loss_backward.default, OpKind.LOSS),
+        (aten.bernoulli.p, OpKind.RANDOM),
+        (aten.cat.default, OpKind.COPY),
+        (aten.slice.Tensor, OpKind.VIEW),
+        (aten.new_empty_strided.default, OpKind.CREATION),
+        (aten._fused_adam_.tensor_lr, OpKind.OPTIMIZER),
+        (hints.NOP, OpKind.HINT),
+        (HOST_CALL, OpKind.HOST),
+        (torch.ops.poptorch.for_loop.default, OpKind.CONTROL),
+        (torch.ops.poptorch.custom_op.default, OpKind.CUSTOM),
+        (operator.getitem, OpKind.STRUCTURE),
     ],
     ids=str,
 )
@@ -65,11 +65,11 @@ def test_every_operator_of_the_package_has_a_kind():
     assert len(names) > 20
     overloads = [getattr(torch.ops.poptorch, name.removeprefix("poptorch::")).default for name in names]
     kinds = {str(overload): traits_of(overload).kind for overload in overloads}
-    assert Kind.OTHER not in kinds.values(), kinds
+    assert OpKind.OTHER not in kinds.values(), kinds
 
 
 def test_every_hint_is_one():
-    assert {traits_of(hint).kind for hint in (hints.NOP, *hints.HINTS)} == {Kind.HINT}
+    assert {traits_of(hint).kind for hint in (hints.NOP, *hints.HINTS)} == {OpKind.HINT}
 
 
 def test_schemas_and_tags():
@@ -91,7 +91,7 @@ def test_flags_hold_for_torch_alone():
     library = torch.library.Library("traits_test", "DEF")
     library.define("relu(Tensor x) -> Tensor")
     traits = traits_of(torch.ops.traits_test.relu.default)
-    assert (traits.name, traits.namespace, traits.kind) == ("relu", "traits_test", Kind.CUSTOM)
+    assert (traits.name, traits.namespace, traits.kind) == ("relu", "traits_test", OpKind.CUSTOM)
     assert not traits.moves_only
     assert not traits.repeats_after_norm
 

@@ -94,7 +94,7 @@ def test_the_program_and_the_ideal_schedule_are_those_of_micro_batches(monkeypat
     assert not isinstance(executor.program, GroupedProgram)  # IPUs know nothing of groups
     runner = runner_of(executor)
     assert {task.job.micro for task in runner.scheduled_tasks().tasks} == set(range(8))
-    chart = gantt.measured_chart(executor._session.engine.schedule()[1])
+    chart = gantt.measured_chart(executor.session.engine.schedule()[1])
     assert {bar.label for bar in chart.bars} == {"0-3F", "0-3B", "4-7F", "4-7B"}
     assert executor.drawSchedule().startswith("ideal, 11 % idle\nIPU0 | 0F 1F .  0B 2F")
 

@@ -40,7 +40,7 @@ def test_everything_that_should_run_was_measured(pipelined):
     ideal, spans = pipelined.session.engine.schedule()
     jobs = {job for tick in ideal for job in tick.jobs if job is not None}
     assert {(s.task.job, s.task.replica) for s in spans} == {(job, r) for job in jobs for r in (0, 1)}
-    records = pipelined._session.engine.clock.records
+    records = pipelined.session.engine.clock.records
     assert {record.members[0].iteration for record in records} == {0, 1}
     for span in spans:
         assert span.start <= span.end

@@ -75,7 +75,7 @@ def test_a_call_of_one_micro_batch_has_a_record_too() -> None:
     executor.trace = Recorder()
     executor(torch.ones(1, 2))
     counters = executor.getPerfCounters()
-    (record,) = executor._session.engine.clock.records
+    (record,) = executor.session.engine.clock.records
     assert counters["input"] == [[record.start]]
     assert counters["output_complete"] == [[record.end]]
     jobs = [span for span in executor.trace.spans if span.kind is SpanKind.STEP]

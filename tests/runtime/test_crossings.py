@@ -15,7 +15,7 @@ from poptorch.compiler.lowering import lower_for_device
 from poptorch.compiler.passes.stages import Edge
 from poptorch.compiler.request import request_for
 from poptorch.runtime.crossings import Crossings, crossings_of
-from poptorch.runtime.mail import flat, packed_as, room_for
+from poptorch.runtime.stage_messages import flat, packed_as, room_for
 from poptorch.runtime.tasks import Work, build_tasks
 
 MICRO = 8

@@ -13,7 +13,7 @@ import poptorch
 from closeness import assert_close_sums
 from poptorch.executable.groups import HostLoop
 from poptorch.program.loop import Loop
-from poptorch.runtime.exchange import Transfer
+from poptorch.runtime.exchange import ExchangeTransfer
 from poptorch.runtime.random_numbers import RandomNumbers
 
 
@@ -38,7 +38,7 @@ class Twin:
     def __init__(self) -> None:
         self.calls = 0
 
-    def start(self, gradients: Mapping[str, torch.Tensor], held: Mapping[str, tuple[int, int]]) -> Transfer:
+    def start(self, gradients: Mapping[str, torch.Tensor], held: Mapping[str, tuple[int, int]]) -> ExchangeTransfer:
         self.calls += 1
         return Arrived({name: 2 * gradient for name, gradient in gradients.items()})
 

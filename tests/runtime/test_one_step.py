@@ -32,8 +32,8 @@ def run(short: bool, options: poptorch.Options | None = None) -> tuple[Any, list
     )
     x, target = torch.randn(4, 6), torch.randn(4, 3)
     executor.compile(x, target)
-    assert executor._session.engine._simple_step
-    executor._session.engine._simple_step = short
+    assert executor.session.engine._simple_step
+    executor.session.engine._simple_step = short
     values: list[torch.Tensor] = []
     for call in range(6):
         if call == 2:
@@ -53,7 +53,7 @@ def run(short: bool, options: poptorch.Options | None = None) -> tuple[Any, list
 def test_both_ways_give_the_same_bits(monkeypatch, mode):
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
     called = []
-    engine_class = type(run(True)[0]._session.engine)
+    engine_class = type(run(True)[0].session.engine)
     real = engine_class._run_step
     monkeypatch.setattr(engine_class, "_run_step", lambda self, inputs: called.append(1) or real(self, inputs))
     executor, short = run(True, poptorch.Options().outputMode(mode))
@@ -61,7 +61,7 @@ def test_both_ways_give_the_same_bits(monkeypatch, mode):
     other, long = run(False, poptorch.Options().outputMode(mode))
     assert len(called) == 6
     assert all(map(torch.equal, short, long))
-    ours, theirs = executor._session.engine, other._session.engine
+    ours, theirs = executor.session.engine, other.session.engine
     assert [len(part) for part in executor.getPerfCounters()] == [len(part) for part in other.getPerfCounters()]
     assert len(ours.schedule()[1]) == len(theirs.schedule()[1]) == 1
 

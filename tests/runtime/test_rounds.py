@@ -18,7 +18,7 @@ from poptorch.executable.executable import Executable
 from poptorch.host import build
 from poptorch.host.native import outlining
 from poptorch.profiling.trace import NO_TRACE
-from poptorch.runtime.exchange import Gradients, Ranges, Transfer
+from poptorch.runtime.exchange import ExchangeTransfer, Gradients, Ranges
 from poptorch.runtime.rounds import RoundExchange
 
 LAYERS, WIDTH, ROWS = 6, 16, 4
@@ -57,7 +57,7 @@ class Twin:
     def started(self) -> list[tuple[str, ...]]:
         return [event for event in self.events if isinstance(event, tuple)]
 
-    def start(self, gradients: Gradients, held: Ranges) -> Transfer:
+    def start(self, gradients: Gradients, held: Ranges) -> ExchangeTransfer:
         if len(self.started) == self.fails_at:
             raise RuntimeError("no way")
         self.events.append(tuple(gradients))

@@ -12,7 +12,7 @@ from op_samples import Trained
 from test_matches_eager import TABLES
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
 
@@ -30,7 +30,7 @@ class Watched(TorchDispatchMode):
 
 
 def unknown(calls: Counter[Any]) -> set[str]:
-    return {str(func) for func in calls if traits_of(func).kind is Kind.OTHER}
+    return {str(func) for func in calls if traits_of(func).kind is OpKind.OTHER}
 
 
 @pytest.mark.parametrize("table", TABLES)

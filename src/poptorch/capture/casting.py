@@ -34,13 +34,13 @@ from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import createPoptorchError
 from poptorch.ops.function_modes import hand_on, runs_functions
 from poptorch.ops.recorded import is_foreign
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
 HALF, FLOAT = torch.float16, torch.float32
 _WIDER = (torch.float64, torch.bfloat16)
 """Types that no weight has on a device."""
 
-_PRODUCTS = (Kind.PRODUCT, Kind.CONVOLUTION)
+_PRODUCTS = (OpKind.PRODUCT, OpKind.CONVOLUTION)
 
 
 def _names(text: str) -> frozenset[str]:

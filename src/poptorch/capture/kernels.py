@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
 _UNASKED = frozenset({
-    Kind.VIEW, Kind.CREATION, Kind.HINT, Kind.HOST, Kind.CONTROL, Kind.CUSTOM, Kind.LINALG, Kind.RECURRENT,
+    OpKind.VIEW, OpKind.CREATION, OpKind.HINT, OpKind.HOST, OpKind.CONTROL, OpKind.CUSTOM, OpKind.LINALG,
+    OpKind.RECURRENT,
 })  # fmt: skip
 """Kinds without a kernel, with side effects, or that look at values."""
 
@@ -70,7 +71,7 @@ def in_eager_words(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], er
     """The error of shape inference as the CPU words it, or as it is where that cannot be known cheaply."""
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     elements = sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
-    if not traits_of(func).is_aten or traits_of(func).kind in _UNASKED - {Kind.VIEW} or elements > _MODERATE:
+    if not traits_of(func).is_aten or traits_of(func).kind in _UNASKED - {OpKind.VIEW} or elements > _MODERATE:
         return error
     return _tried(func, structure, [_zeros(leaf) for leaf in leaves]) or error
 

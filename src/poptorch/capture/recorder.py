@@ -28,10 +28,10 @@ from poptorch.frames import warn_user
 from poptorch.ops.function_modes import runs_functions
 from poptorch.ops.hints import OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.ops.recorded import is_recorded, tracer
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.opinfo import OpInfo, SourceLocation, Sweep, has_info, set_info
 
-_NO_LAYERS = (Kind.VIEW, Kind.CREATION, Kind.HINT)
+_NO_LAYERS = (OpKind.VIEW, OpKind.CREATION, OpKind.HINT)
 """What may come before the first block without being a stage of its own."""
 
 _META = torch.device("meta")
@@ -55,7 +55,7 @@ class _Copy(NamedTuple):
     """The line that used it first."""
 
 
-class Recorder(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Sits above the tracer. Operations recorded while one ATen call runs get that call's annotations."""
 
     supports_higher_order_operators = True

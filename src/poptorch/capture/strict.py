@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from poptorch.ambient import CaptureContext
 from poptorch.errors import createPoptorchError
 from poptorch.ops.recorded import is_foreign, node_of
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
 _V = torch._C._VariableFunctions
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], str | None]
@@ -81,7 +81,7 @@ def _is_on_host(tensor: Tensor) -> bool:
 
 def _is_stepped_slice(tensor: Any) -> bool:
     node: Any = node_of(tensor)
-    while isinstance(node, fx.Node) and node.op == "call_function" and traits_of(node.target).kind is Kind.VIEW:
+    while isinstance(node, fx.Node) and node.op == "call_function" and traits_of(node.target).kind is OpKind.VIEW:
         if node.target is torch.ops.aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1:
             return True
         node = node.args[0]

@@ -35,7 +35,7 @@ from poptorch.capture.eager_habits import (
 )
 from poptorch.capture.evaluation import Evaluation, Sources
 from poptorch.capture.host_effects import HostEffects
-from poptorch.capture.kept import has_hooks, warn_of_kept
+from poptorch.capture.kept_values import has_hooks, warn_of_kept
 from poptorch.capture.locations import user_location
 from poptorch.capture.losses import FinalLoss, LossRecorder, autograd_nodes, final_loss
 from poptorch.capture.module_moves import module_moves
@@ -43,7 +43,7 @@ from poptorch.capture.norms import adopt_statistics, capturable_norms
 from poptorch.capture.objects import contents_kept
 from poptorch.capture.observers import capturable_observers
 from poptorch.capture.overrides import Overrides
-from poptorch.capture.recorder import Recorder, located
+from poptorch.capture.recorder import OperationRecorder, located
 from poptorch.capture.refusals import check_gradient, check_layouts
 from poptorch.capture.selected import refuse_selected
 from poptorch.capture.shared_memory import check_memory
@@ -60,9 +60,9 @@ from poptorch.capture.state import (
     stand_ins_for,
 )
 from poptorch.capture.structure import Structure, flatten
+from poptorch.capture.third_party import ThirdPartyOps
 from poptorch.errors import Error, createPoptorchError
 from poptorch.ops.recorded import is_recorded, node_of, tracer
-from poptorch.ops.third_party import ThirdPartyOps
 from poptorch.program.opinfo import SourceLocation, info_of
 from poptorch.program.program import has_values
 
@@ -321,7 +321,7 @@ class _Attempt:
 
     def _backward(
         self,
-        recorder: Recorder,
+        recorder: OperationRecorder,
         state: list[torch.Tensor],
         results: list[torch.Tensor],
         scale: list[torch.Tensor],
@@ -386,7 +386,7 @@ def environment(
     context: CaptureContext,
     stand_ins: StandIns,
     names: DeviceNames | None = None,
-) -> Iterator[tuple[Recorder, Callable[[], list[Rebinding]]]]:
+) -> Iterator[tuple[OperationRecorder, Callable[[], list[Rebinding]]]]:
     """Everything that a run of the model needs around it, inside of a tracer.
 
     With ``names``, only what these were told to put on the device is recorded; all else is done by the host. Gives the
@@ -395,7 +395,7 @@ def environment(
     settings = request.settings
     caster = OperandCaster(rules, [t for t in stand_ins.tensors if isinstance(t, nn.Parameter)])
     making = None if names is None else names.is_making
-    recorder = Recorder(context, settings.excludes, Evaluation(stand_ins.values), caster, making)
+    recorder = OperationRecorder(context, settings.excludes, Evaluation(stand_ins.values), caster, making)
     seen_calls = LossRecorder(), ThirdPartyOps(), Overrides(), CastingMode(rules, settings), names or DeviceNames()
     with ExitStack() as stack:
         for mode in (ambient.capturing(context), recorder, *seen_calls):

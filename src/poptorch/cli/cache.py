@@ -74,7 +74,7 @@ def _directories(chosen: argparse.Namespace) -> list[Path]:
     return found if folder is None else [*found, folder.path]
 
 
-def _entries(chosen: argparse.Namespace) -> list[inventory.Entry]:
+def _entries(chosen: argparse.Namespace) -> list[inventory.CacheFile]:
     found = [entry for directory in _directories(chosen) for entry in inventory.entries(directory)]
     return sorted(found, key=lambda entry: (entry.used, entry.path))
 

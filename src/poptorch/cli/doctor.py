@@ -156,7 +156,7 @@ def _products(problems: list[str]) -> Section:
     if not onednn.is_there():
         return {**rows, "libraries": "MKL alone: this torch has no oneDNN that multiplies float32"}
     threads = torch.get_num_threads()
-    libraries = choice.libraries_for([choice.Product(512, 512, 512)], threads)
+    libraries = choice.libraries_for([choice.MatrixProduct(512, 512, 512)], threads)
     measured = libraries.calibration
     if measured is None:
         return {**rows, "libraries": "MKL alone: no calibration could be kept, or torch was told to use it"}

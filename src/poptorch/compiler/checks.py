@@ -10,7 +10,7 @@ from poptorch._logging import backend
 from poptorch.capture.arguments import ArgumentLayout, InputNormaliser, check_input
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
-from poptorch.compiler.settings import Division, Settings
+from poptorch.compiler.settings import ProgramDivision, Settings
 from poptorch.errors import createPoptorchError
 from poptorch.options.backend import resolve_derived
 from poptorch.placement import counting
@@ -76,7 +76,7 @@ def check_buffers(
         )
 
 
-def division_of(settings: Settings, program: Program, loop: Loop, *, only_placed: bool = False) -> Division:
+def division_of(settings: Settings, program: Program, loop: Loop, *, only_placed: bool = False) -> ProgramDivision:
     """Check the placement of the program, and say how IPUs share it."""
     strategy, placements, training = settings.strategy, program.placements(), settings.training
     machine = settings.machine
@@ -110,7 +110,7 @@ def division_of(settings: Settings, program: Program, loop: Loop, *, only_placed
     backend.debug("enablePipelining set to value %d", pipelining)
     serial = settings.ordering is Ordering.PIPELINED and not pipelining
     default = Recomputation.PIPELINE if pipelining and training else Recomputation.OFF
-    return Division(
+    return ProgramDivision(
         Ordering.SHARDED if serial else settings.ordering,
         default if settings.recomputation is None else settings.recomputation,
         ipus,

@@ -23,10 +23,10 @@ from poptorch.capture.structure import check_output_leaves
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.checks import check_buffers, check_loss_scaling, division_of, micro_batch_inputs
 from poptorch.compiler.device_program import DeviceProgram, Interface
-from poptorch.compiler.held import check_held
 from poptorch.compiler.memory import Category, map_memory
 from poptorch.compiler.observers import Dump, requested_dump, usual_observers
 from poptorch.compiler.passes.context import Context
+from poptorch.compiler.passes.planning import check_overlap
 from poptorch.compiler.passes.stages import split
 from poptorch.compiler.pipeline import DEVICE_PASSES, DIVIDING_PASSES, WHOLE_PASSES, Observer, lower
 from poptorch.compiler.plan import Plan, divided, undivided
@@ -38,10 +38,10 @@ from poptorch.compiler.request import (
     scales_automatically,
     settings_of,
 )
-from poptorch.compiler.settings import Division, Settings
+from poptorch.compiler.settings import ProgramDivision, Settings
 from poptorch.compiler.update import build_update, is_divisible, needs_whole_tensors, shard_update
+from poptorch.compiler.update_anchors import check_held
 from poptorch.errors import createPoptorchError
-from poptorch.ops.planning import check_overlap
 from poptorch.optim.rows import RowwiseOptimizer
 from poptorch.optim.rules import CombinedSGD
 from poptorch.options import Options
@@ -327,7 +327,7 @@ def _announce(program: Program, settings: Settings) -> None:
 
 
 def _divide(
-    program: Program, context: Context, settings: Settings, division: Division, observers: Sequence[Observer]
+    program: Program, context: Context, settings: Settings, division: ProgramDivision, observers: Sequence[Observer]
 ) -> tuple[Program, Plan]:
     """Prepare the program for being cut into stages, and cut it; returns also the program as it was before."""
     before, _ = copy_of(program)
@@ -354,7 +354,7 @@ def _portion(
     request: CompileRequest,
     settings: Settings,
     loop: Loop,
-    division: Division,
+    division: ProgramDivision,
     sharded: bool,
 ) -> Portion | None:
     """What this process runs, where several share each replica."""

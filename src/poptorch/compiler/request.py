@@ -19,12 +19,12 @@ from poptorch._logging import backend
 from poptorch.ambient import CaptureSettings
 from poptorch.capture.arguments import BoundCall, InputNormaliser, Signature
 from poptorch.capture.front_end import FrontEnd
-from poptorch.compiler.held import classify
 from poptorch.compiler.memory import LOCATION_OPTIONS, Location
 from poptorch.compiler.passes.context import PassSettings
 from poptorch.compiler.passes.recompute import Recomputation
 from poptorch.compiler.plan import Ordering
 from poptorch.compiler.settings import BackendSettings, Machine, Settings
+from poptorch.compiler.update_anchors import classify
 from poptorch.enums import (
     CommGroupType,
     ConnectionType,

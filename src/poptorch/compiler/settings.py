@@ -91,7 +91,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Division:
+class ProgramDivision:
     """How the program is divided, once its placements are known."""
 
     ordering: Ordering
@@ -99,4 +99,4 @@ class Division:
     ipus_per_replica: int
 
 
-__all__ = ["BackendSettings", "Division", "Machine", "Settings"]
+__all__ = ["BackendSettings", "ProgramDivision", "Machine", "Settings"]

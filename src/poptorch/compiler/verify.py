@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.slots import Partition
+from poptorch.compiler.passes.slots import SlotPartition
 from poptorch.errors import backend_error
 from poptorch.program.graphs import is_view
 from poptorch.program.opinfo import Sweep, has_info, info_of
@@ -25,7 +25,7 @@ _AROUND = 3
 """Operations shown before and after the one at fault."""
 
 
-def verify(program: Program, partition: Partition | None = None, *, staged: bool = False, after: str = "") -> None:
+def verify(program: Program, partition: SlotPartition | None = None, *, staged: bool = False, after: str = "") -> None:
     """Raise an error for the first fault; it names the pass ``after`` which it was found.
 
     ``partition`` is given once operations have slots. ``staged`` says that its parts are the stages of a pipeline.
@@ -127,7 +127,7 @@ def _annotations(program: Program) -> Iterator[Fault]:
 # -- the order of parts ----------------------------------------------------------------------------------------------
 
 
-def _slots(program: Program, partition: Partition) -> Iterator[Fault]:
+def _slots(program: Program, partition: SlotPartition) -> Iterator[Fault]:
     slots = partition.slots
     for node in program.operations():
         if node not in slots:

@@ -32,7 +32,7 @@ from poptorch.data.line import Line
 from poptorch.data.messages import Began, Begin, Ended, Failed, Filled, GoTo, Ready, Release, Settings, Stop
 from poptorch.data.parcel import PackedParcel, Parcel
 from poptorch.data.ring import Ring, RingLayout, Rows, anonymous_file
-from poptorch.data.segments import remove_segments
+from poptorch.data.shared_segments import remove_segments
 
 _PARENT_CHECK_S = 1.0
 _KILLED_S = 0.5

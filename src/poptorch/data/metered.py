@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import (
 
 from poptorch import profiling
 from poptorch.data.pool import PooledCollate, forget_pools, slots_for
-from poptorch.data.segments import remove_segments
+from poptorch.data.shared_segments import remove_segments
 from poptorch.data.waiting import WaitMeter
 from poptorch.data.workers import WorkerStart, WorkerWatch, describe, kill_stopped
 from poptorch.profiling import channel

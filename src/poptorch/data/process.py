@@ -25,7 +25,7 @@ from poptorch.data import background
 from poptorch.data.line import Line
 from poptorch.data.messages import Settings, Stop
 from poptorch.data.parcel import Parcel
-from poptorch.data.segments import members_of_group, remove_segments
+from poptorch.data.shared_segments import members_of_group, remove_segments
 from poptorch.data.workers import StoppedWatch, describe
 from poptorch.enums import SharingStrategy
 from poptorch.errors import LoaderStartError, misuse

@@ -47,7 +47,7 @@ class _Ledger:
         self.in_use: dict[int, tuple[Group, Owner]] = {}
         """What this process has, by the ticket of its owner."""
 
-        self.given_up: list[sharing.Sharing] = []
+        self.given_up: list[sharing.DeviceSharing] = []
         """What this process shared with others before that went wrong; it may still have locks there."""
 
         self.waiting: dict[int, int] = {}
@@ -67,7 +67,7 @@ class _Ledger:
                 return ticket, group
         return None
 
-    def _ask(self, question: Callable[[sharing.Sharing], _Answer]) -> _Answer:
+    def _ask(self, question: Callable[[sharing.DeviceSharing], _Answer]) -> _Answer:
         """What the other processes say. Where their file cannot be used any more, this one goes on alone.
 
         The file stays open: its locks, as far as they hold, keep others away from what this process has.

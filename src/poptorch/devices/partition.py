@@ -31,7 +31,7 @@ _LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
-class Part:
+class PartitionPart:
     """What a process may use."""
 
     partition: str
@@ -47,7 +47,7 @@ class Part:
         return name if self.is_whole else f"{name}.{self.gcd}"
 
 
-def visible() -> Part | None:
+def visible() -> PartitionPart | None:
     """The part of the machine's IPUs that this process may use; ``None`` for all."""
     path = environment.IPUOF_CONFIG_PATH.read()
     if path is not None:
@@ -87,7 +87,7 @@ def _names(connections: Iterable[dict[str, Any]]) -> set[str]:
     return {str(connection["attributes"].get("Partition")) for connection in connections}
 
 
-def _registered(name: str) -> Part | None:
+def _registered(name: str) -> PartitionPart | None:
     path = registry_folder() / f"{name}.json"
     try:
         connections = _described_in(path, lambda content: [_checked(each) for each in content["gcds"]])
@@ -101,7 +101,7 @@ def _registered(name: str) -> Part | None:
     return _chosen(connections, name)
 
 
-def _chosen(connections: Sequence[dict[str, Any]], name: str) -> Part:
+def _chosen(connections: Sequence[dict[str, Any]], name: str) -> PartitionPart:
     """The part of this process among all parts of a partition."""
     if len(connections) == 1:
         return _part(connections[0], name)
@@ -116,10 +116,12 @@ def _chosen(connections: Sequence[dict[str, Any]], name: str) -> Part:
     )
 
 
-def _part(connection: dict[str, Any], name: str) -> Part:
+def _part(connection: dict[str, Any], name: str) -> PartitionPart:
     attributes = connection["attributes"]
     is_whole = int(attributes.get("Number of GCDs") or 1) == 1
-    return Part(str(attributes.get("Partition") or name), _gcd(connection), len(connection["devices"]), is_whole)
+    return PartitionPart(
+        str(attributes.get("Partition") or name), _gcd(connection), len(connection["devices"]), is_whole
+    )
 
 
 def _gcd(connection: dict[str, Any]) -> int:

@@ -118,7 +118,7 @@ def later(position: int) -> int:
     return position + (1 << (_ID_BITS + _SIZE_BITS))
 
 
-class Sharing(Protocol):
+class DeviceSharing(Protocol):
     """What a process asks of the others."""
 
     def take(self, group: Group) -> Owner | None:
@@ -375,7 +375,7 @@ def directory() -> str:
     return os.path.realpath(chosen or os.path.join(tempfile.gettempdir(), f"poptorch-devices-{os.geteuid()}"))
 
 
-def join(machine: System, path: str) -> Sharing:
+def join(machine: System, path: str) -> DeviceSharing:
     """Share a system with the processes that use the same directory. If it cannot be used, a warning says why."""
     try:
         return Together(machine, path)

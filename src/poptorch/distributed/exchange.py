@@ -10,8 +10,8 @@ from poptorch.distributed import process_group
 from poptorch.distributed.connections import Connections
 from poptorch.distributed.portions import Ranges
 from poptorch.distributed.process_group import ProcessGroup
-from poptorch.distributed.rooms import SharedMemory
 from poptorch.distributed.shared import SharedRooms
+from poptorch.distributed.shared_buffers import SharedMemory
 from poptorch.distributed.transfer import Transfer
 
 

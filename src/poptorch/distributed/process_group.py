@@ -33,7 +33,7 @@ from poptorch._logging import logger
 from poptorch.distributed import addresses, descriptors, proof, rendezvous
 from poptorch.distributed.keys import MembersKeys
 from poptorch.distributed.peers import Peer, Peers
-from poptorch.distributed.rendezvous import Meeting
+from poptorch.distributed.rendezvous import JobMeeting
 from poptorch.errors import RecoverableError, createPoptorchError
 from poptorch_files import parse_json
 
@@ -83,7 +83,7 @@ class ProcessGroup:
     """The processes that take part in collective operations. All must make the same ones in the same order."""
 
     def __init__(
-        self, meeting: Meeting, peers: Peers, members: Sequence[int], own: int, seconds: float, name: str
+        self, meeting: JobMeeting, peers: Peers, members: Sequence[int], own: int, seconds: float, name: str
     ) -> None:
         self._meeting = meeting
         self._peers = peers
@@ -340,12 +340,12 @@ def _options(made: Any, **values: Any) -> Any:
     return made
 
 
-class _State:
+class _GroupState:
     """The group of this process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.meeting: Meeting | None = None
+        self.meeting: JobMeeting | None = None
         self.peers: Peers | None = None
         self.groups: dict[tuple[Any, ...], ProcessGroup] = {}
         self.everybody: ProcessGroup | None = None
@@ -354,7 +354,7 @@ class _State:
         """How many groups of all processes there have been; all processes make them in step."""
 
 
-_state = _State()
+_state = _GroupState()
 
 
 def ensure_initialized(process_id: int, num_processes: int) -> ProcessGroup:

@@ -48,7 +48,7 @@ _ATTEMPT_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
-class Meeting:
+class JobMeeting:
     """The meeting point of the job, as one process has it."""
 
     def __init__(self, keys: Keys, secret: bytes, point: MeetingPoint | None, file: Path | None, board: object) -> None:
@@ -69,7 +69,7 @@ class Meeting:
                 self._file.unlink()
 
 
-def find(process_id: int, num_processes: int, seconds: float) -> Meeting:
+def find(process_id: int, num_processes: int, seconds: float) -> JobMeeting:
     """Come to the meeting point of the job. Process 0 serves it, unless its launcher does."""
     serves = process_id == 0
     chosen = environment.RENDEZVOUS.read()
@@ -96,15 +96,15 @@ def find(process_id: int, num_processes: int, seconds: float) -> Meeting:
 def _meeting(
     connection: Connection, secret: bytes, point: MeetingPoint | None = None, file: Path | None = None,
     board: object = None,
-) -> Meeting:  # fmt: skip
+) -> JobMeeting:  # fmt: skip
     keys = Keys(connection, f"{launchers.job_name()}/" if launchers.served_store() else "")
-    return Meeting(keys, secret, point, file, board)
+    return JobMeeting(keys, secret, point, file, board)
 
 
 # -- at an address that everybody knows ------------------------------------------------------------------------------
 
 
-def _at(host: str, port: int, serves: bool, seconds: float) -> Meeting:
+def _at(host: str, port: int, serves: bool, seconds: float) -> JobMeeting:
     """Process 0 listens at a given address; on this host only, it writes the secret to a file."""
     secret, by_file = _secret_for(host)
     file = private_folder() / f"port-{port}.json" if by_file else None
@@ -116,7 +116,7 @@ def _at(host: str, port: int, serves: bool, seconds: float) -> Meeting:
     if file is None:
         return _meeting(_connect(host, port, secret, seconds), secret)
 
-    def come() -> Meeting | None:
+    def come() -> JobMeeting | None:
         invitation = Invitation.read(file)
         # Without one, the port may be served for a container with a folder of its own, or by somebody else.
         return None if invitation is None else _try(host, port, invitation.secret, seconds)
@@ -185,7 +185,7 @@ def _file_of_job(num_processes: int) -> Path:
     return private_folder() / f"{launchers.job_name()}-{launchers.attempt()}-{num_processes}.json"
 
 
-def _by_file(path: Path, serves: bool, num_processes: int, seconds: float) -> Meeting:
+def _by_file(path: Path, serves: bool, num_processes: int, seconds: float) -> JobMeeting:
     if serves:
         other = Invitation.read(path)
         if other is not None and other.pid != os.getpid():
@@ -201,7 +201,7 @@ def _by_file(path: Path, serves: bool, num_processes: int, seconds: float) -> Me
         logger.debug("%s says where process 0 listens", path)
         return _meeting(_connect(_LOOPBACK, point.port, secret, seconds), secret, point, path)
 
-    def come() -> Meeting | None:
+    def come() -> JobMeeting | None:
         invitation = Invitation.read(path)
         return None if invitation is None else _try(_LOOPBACK, invitation.port, invitation.secret, seconds)
 
@@ -213,7 +213,7 @@ def _by_file(path: Path, serves: bool, num_processes: int, seconds: float) -> Me
     )
 
 
-def _try(host: str, port: int, secret: bytes, seconds: float) -> Meeting | None:
+def _try(host: str, port: int, secret: bytes, seconds: float) -> JobMeeting | None:
     """Come to where a file leads; ``None`` if nobody answers there, because the file is old."""
     try:
         return _meeting(Connection(host, port, secret, min(seconds, _ATTEMPT_SECONDS)), secret)
@@ -223,7 +223,7 @@ def _try(host: str, port: int, secret: bytes, seconds: float) -> Meeting | None:
         raise _not_proven(host, port, error) from error
 
 
-def _retry(come: Callable[[], Meeting | None], problem: str, seconds: float) -> Meeting:
+def _retry(come: Callable[[], JobMeeting | None], problem: str, seconds: float) -> JobMeeting:
     """Try until it works."""
     deadline = time.monotonic() + seconds
     while True:
@@ -238,7 +238,7 @@ def _retry(come: Callable[[], Meeting | None], problem: str, seconds: float) -> 
 # -- by a store of torch ----------------------------------------------------------------------------------------------
 
 
-def _by_board(open_board: Callable[[], Store], host: str, serves: bool, seconds: float) -> Meeting:
+def _by_board(open_board: Callable[[], Store], host: str, serves: bool, seconds: float) -> JobMeeting:
     """Process 0 writes its port to a store of torch. Nothing else is done there: torch's stores know no secrets."""
     key = f"poptorch/meeting/{launchers.attempt()}"
     secret, by_file = _secret_for(host)

@@ -18,7 +18,7 @@ from poptorch.distributed.portions import (
     own_elements,
     rows_of,
 )
-from poptorch.distributed.rooms import Room, RoomSum, SharedMemory
+from poptorch.distributed.shared_buffers import Room, RoomSum, SharedMemory
 from poptorch.distributed.transfer import Transfer
 
 

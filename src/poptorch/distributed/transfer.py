@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 
-class Operation(Protocol):
+class Collective(Protocol):
     """One of the operations of a transfer."""
 
     def advance(self) -> None:
@@ -22,9 +22,9 @@ class Transfer:
     """Some gradients on their way."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Operation, Callable[[], Mapping[str, torch.Tensor]]]] = []
+        self._parts: list[tuple[Collective, Callable[[], Mapping[str, torch.Tensor]]]] = []
 
-    def add(self, operation: Operation, finish: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+    def add(self, operation: Collective, finish: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         """One more operation, and what to do after it."""
         self._parts.append((operation, finish))
 

@@ -124,7 +124,7 @@ def stored(device: DeviceProgram) -> Stored:
 
 def written(device: DeviceProgram) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """A device program as JSON, and its tensors."""
-    writer, parts = _Writer(), stored(device)
+    writer, parts = _ProgramWriter(), stored(device)
     content = {field.name: writer.encode(getattr(parts, field.name)) for field in dataclasses.fields(Stored)}
     tables = {"programs": writer.programs, "annotations": writer.annotations.rows, "values": writer.values.rows}
     return {"format": FORMAT, "torch": torch.__version__, **tables, "content": content}, writer.tensors
@@ -134,7 +134,7 @@ def read(content: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Stored:
     """The device program that was written; :class:`NotEncodable` where another release wrote it."""
     if content["format"] != FORMAT or content["torch"] != torch.__version__:
         raise NotEncodable(f"a program of format {content['format']} and torch {content['torch']}")
-    reader = _Reader(content, tensors)
+    reader = _ProgramReader(content, tensors)
     return Stored(**{name: reader.decode(value) for name, value in content["content"].items()})
 
 
@@ -154,7 +154,7 @@ class _Table:
         return self._numbers[key]
 
 
-class _Writer(Encoder):
+class _ProgramWriter(Encoder):
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
@@ -255,7 +255,7 @@ class _Writer(Encoder):
         return self.annotations.number(repr(info_of(node)), info_of(node)) if has_info(node) else None
 
 
-class _Reader(Decoder):
+class _ProgramReader(Decoder):
     def __init__(self, content: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)

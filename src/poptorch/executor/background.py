@@ -24,7 +24,7 @@ import torch
 from poptorch._logging import logger
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.executable.host_code import HostCode
-from poptorch.host.native_code import native_code
+from poptorch.host.native.building import native_code
 from poptorch.host.store.code_store import CodeStore, StoredCode
 from poptorch.options.progress import Progress
 

@@ -20,7 +20,7 @@ from poptorch.executor.tracebacks import has_users_frames
 from poptorch.host.interpret.lines import FailedOperation, described, failed_operation
 from poptorch.ops.effects import calls_host
 from poptorch.ops.index_ranges import bound_arguments, index_ranges
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.graphs import is_view
 from poptorch.program.loop import Loop
 from poptorch.program.program import Port, Role, type_text
@@ -140,7 +140,7 @@ def _values(failed: FailedOperation) -> Iterator[str]:
             more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             said = True
             yield f"{_called(argument, operand, failed.ports)} must be {allowed}, but there is {shown}{more}."
-    if not said and traits_of(node).kind is not Kind.CONTROL:
+    if not said and traits_of(node).kind is not OpKind.CONTROL:
         tensors = [(name, v) for name, v in values.items() if isinstance(v, torch.Tensor)]
         if tensors:
             yield "Operands: " + ", ".join(f"{name} {type_text(v.dtype, v.shape)}" for name, v in tensors) + "."
@@ -166,4 +166,4 @@ def _called(argument: str, operand: fx.Node, ports: Any) -> str:
 
 
 def _keeps_values(node: fx.Node) -> bool:
-    return is_view(node) or traits_of(node).kind is Kind.COPY
+    return is_view(node) or traits_of(node).kind is OpKind.COPY

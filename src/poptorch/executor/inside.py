@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from poptorch.compiler.ir_text import ir_text
 from poptorch.compiler.plan import Plan
 from poptorch.executable.executable import Executable
 from poptorch.executor import inspection
+from poptorch.executor.ir_text import ir_text
 from poptorch.executor.session import Session
 from poptorch.figures import Drawing
 from poptorch.options import Options

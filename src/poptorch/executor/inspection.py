@@ -6,8 +6,8 @@ import datetime
 
 import torch
 
-from poptorch.compiler.held import held_names
 from poptorch.compiler.passes.anchors import traced_names, value_names
+from poptorch.compiler.update_anchors import held_names
 from poptorch.errors import createPoptorchError
 from poptorch.executor.session import Session
 from poptorch.options import Options

@@ -12,7 +12,7 @@ from poptorch.executable.host_code import HostCode
 from poptorch.executor import background
 from poptorch.executor.background import Background, Handed
 from poptorch.executor.host_weights import HostWeights
-from poptorch.host.native_code import native_code
+from poptorch.host.native.building import native_code
 from poptorch.host.store.code_store import CodeStore, NotStored
 from poptorch.options import Options
 from poptorch.options.progress import Progress

@@ -33,7 +33,7 @@ from poptorch.program.program import Program, value_of
 from poptorch.program.replica_groups import ReplicaGrouping
 from poptorch.program.update import State
 from poptorch.runtime.engine import Engine
-from poptorch.runtime.updater import Division
+from poptorch.runtime.updater import ShardedState
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> None:
@@ -172,7 +172,7 @@ class OptimizerLink:
             state[STATE_NAME] = self._engine.scale.scaler.factor
         return state
 
-    def pieces(self) -> dict[str, tuple[torch.Tensor, Division | None]]:
+    def pieces(self) -> dict[str, tuple[torch.Tensor, ShardedState | None]]:
         """The state on the device itself, by name, and how processes divide it."""
         if self._engine is None or self._compiled is None:
             return {}

@@ -12,7 +12,7 @@ from torch import nn
 
 from poptorch import ambient
 from poptorch.capture.arguments import ArgumentLayout, BoundCall, InputNormaliser
-from poptorch.capture.block import BlockRecorder
+from poptorch.capture.block_recorder import BlockRecorder
 from poptorch.capture.structure import flatten
 from poptorch.capture.tracer import Recording, Request
 from poptorch.compiler.checks import micro_batch_inputs

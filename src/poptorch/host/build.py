@@ -88,7 +88,7 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Step:
+class HostStep:
     """One decision about the host; ``apply`` says what it did."""
 
     name: str
@@ -206,14 +206,14 @@ def join_update(build: Build) -> str:
     return "apart" if build.step is None else "in the backward pass"
 
 
-HOST_STEPS: tuple[Step, ...] = (
-    Step("level", choose_level, "the same program changes to native code at the same call every time"),
-    Step("group micro-batches", group_micro_batches, "a host multiplies few rows at half the speed of many"),
-    Step("divide", divide, "after grouping: recomputation copies operations, which would be grouped twice"),
-    Step("matrix products", choose_libraries, "which library is faster depends on the machine, and is known of it"),
-    Step("stage code", generate_stages, "each stage runs on its own"),
-    Step("update code", generate_update, "after the gradients of all micro-batches"),
-    Step("update in backward", join_update, "last: it needs the programs of both"),
+HOST_STEPS: tuple[HostStep, ...] = (
+    HostStep("level", choose_level, "the same program changes to native code at the same call every time"),
+    HostStep("group micro-batches", group_micro_batches, "a host multiplies few rows at half the speed of many"),
+    HostStep("divide", divide, "after grouping: recomputation copies operations, which would be grouped twice"),
+    HostStep("matrix products", choose_libraries, "which library is faster depends on the machine, and is known of it"),
+    HostStep("stage code", generate_stages, "each stage runs on its own"),
+    HostStep("update code", generate_update, "after the gradients of all micro-batches"),
+    HostStep("update in backward", join_update, "last: it needs the programs of both"),
 )
 
 

@@ -12,7 +12,7 @@ import math
 from torch import fx
 
 from poptorch import work
-from poptorch.ops.traits import Kind, bytes_of, flops_of, traits_of
+from poptorch.ops.traits import OpKind, bytes_of, flops_of, traits_of
 from poptorch.program.program import Program
 
 _SECONDS_PER_CALL = 5e-6
@@ -59,7 +59,7 @@ def estimated_work(program: Program) -> float:
 
 def _is_known(node: fx.Node) -> bool:
     traits = traits_of(node)
-    return traits.namespace in ("aten", "prims") or traits.kind in (Kind.HINT, Kind.STRUCTURE)
+    return traits.namespace in ("aten", "prims") or traits.kind in (OpKind.HINT, OpKind.STRUCTURE)
 
 
 def _work_seconds(node: fx.Node) -> float:

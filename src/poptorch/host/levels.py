@@ -25,8 +25,8 @@ from poptorch.host.cost import (
     seconds_before_switch,
 )
 from poptorch.host.libraries import libraries_of
-from poptorch.host.native.inductor import Entry, Target, compiler_exists
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.host.native.inductor import EntryPoint, Target, compiler_exists
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.graphs import memory_root
 from poptorch.program.program import Program, is_write
 
@@ -84,7 +84,7 @@ def _moves_state(program: Program) -> bool:
 
 
 def _recurs(program: Program) -> bool:
-    return program.training and any(traits_of(node).kind is Kind.RECURRENT for node in program.operations())
+    return program.training and any(traits_of(node).kind is OpKind.RECURRENT for node in program.operations())
 
 
 def _values(program: Program) -> Iterator[torch.Tensor]:
@@ -104,13 +104,17 @@ def calls_at_first_level(level: Level, program: Program, micro_batches: int) -> 
     return 0 if level is Level.NATIVE else calls_before_switch(program, micro_batches)
 
 
-def entry_for(program: Program, beside_others: bool = False) -> Entry:
+def entry_for(program: Program, beside_others: bool = False) -> EntryPoint:
     """Who calls the kernels: C++ where Python between them would be seen, or would be in the way of other threads.
 
     Operators of other libraries stay with Python, through which they are called in any case.
     """
     own = all(getattr(node.target, "namespace", "aten") == "aten" for node in program.operations())
-    return Entry.CPP if own and (beside_others or estimated_seconds(program) < PYTHON_SHOWS_SECONDS) else Entry.PYTHON
+    return (
+        EntryPoint.CPP
+        if own and (beside_others or estimated_seconds(program) < PYTHON_SHOWS_SECONDS)
+        else EntryPoint.PYTHON
+    )
 
 
 def target_for(program: Program, threads: int, beside_others: bool = False) -> Target:

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import torch
 
-from poptorch.libraries.choice import Libraries, Product, libraries_for
+from poptorch.libraries.choice import Libraries, MatrixProduct, libraries_for
 from poptorch.program.program import Program
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 
 
-def products_of(program: Program) -> Iterator[Product]:
+def products_of(program: Program) -> Iterator[MatrixProduct]:
     """The products of float32 matrices in a program."""
     for target in _PRODUCTS:
         for node in program.graph.find_nodes(op="call_function", target=target):
             left, right = (operand.meta["val"] for operand in node.args[-2:])
-            product = Product.of(left, right)
+            product = MatrixProduct.of(left, right)
             if product is not None:
                 yield product
 

@@ -12,7 +12,7 @@ from torch import fx
 from poptorch.compiler.device_program import DeviceProgram
 from poptorch.compiler.passes.context import Context
 from poptorch.compiler.passes.recompute import Recomputation, all_but
-from poptorch.compiler.passes.slots import Partition
+from poptorch.compiler.passes.slots import SlotPartition
 from poptorch.compiler.pipeline import DIVIDING_PASSES, Pass
 from poptorch.ops.traits import traits_of
 from poptorch.program.graphs import is_view
@@ -53,7 +53,7 @@ NOTHING_AGAIN = Pass("recompute", nothing_again, "a second rounding at random wo
 CHEAP_AGAIN = Pass("recompute", cheap_again, "few micro-batches are under way at once, and memory is there")
 
 
-def _cheap(program: Program, partition: Partition) -> set[fx.Node]:
+def _cheap(program: Program, partition: SlotPartition) -> set[fx.Node]:
     """Element-wise functions, and views, of values that the backward pass of the same part looks at anyway."""
     forwards, slots = partition.forwards, partition.slots
     read: dict[int, set[fx.Node]] = {}

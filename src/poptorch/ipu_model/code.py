@@ -10,7 +10,7 @@ import numpy as np
 
 from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.calibration import EXCHANGE_CODE, VERTEX_CODE, VERTEX_STATE
-from poptorch.ipu_model.steps import Exchange, Step
+from poptorch.ipu_model.steps import CostStep, Exchange
 from poptorch.ipu_model.tiles import TileBytes
 
 CODE_BYTES = {
@@ -122,7 +122,7 @@ class CodeBytes:
             for step in record.cost.steps:
                 self._step(step)
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: CostStep) -> None:
         if step.exchange is not None:
             # Tiles that do not compute still send.
             senders = math.ceil(step.exchange.total_bytes / max(step.exchange.tile_bytes, 1.0))

@@ -22,15 +22,15 @@ from poptorch.ipu_model.rules import (
     reductions,
     solving,
 )
-from poptorch.ipu_model.rules.call import Call, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, Rule, Table
 from poptorch.ipu_model.rules.describe import describe
 from poptorch.ipu_model.rules.fallback import fallback
 from poptorch.ipu_model.rules.optimizers import PREFIX, each_tensor
 from poptorch.ipu_model.settings import CostSettings
 from poptorch.ipu_model.steps import OpCost
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
-_FREE = {Kind.VIEW, Kind.HINT, Kind.STRUCTURE}
+_FREE = {OpKind.VIEW, OpKind.HINT, OpKind.STRUCTURE}
 """Kinds of operations that name, look or tell: an IPU has nothing to do for them."""
 
 _NOTHING = OpCost()
@@ -52,7 +52,7 @@ def cost_of(node: fx.Node, chip: Architecture, settings: CostSettings = CostSett
 
 
 @lru_cache(maxsize=16384)
-def cost(call: Call) -> OpCost:
+def cost(call: CostedCall) -> OpCost:
     """What an operation costs."""
     rule = rule_for(call.name)
     return rule(call) if rule is not None else fallback(call)

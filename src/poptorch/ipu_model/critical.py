@@ -14,16 +14,16 @@ from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.changes import block_of
 from poptorch.ipu_model.rules.products import product_type
 from poptorch.ipu_model.settings import CostSettings, partials_type
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
 if TYPE_CHECKING:
     from poptorch.ipu_model.result import Estimate, StageEstimate
 
-_MULTIPLIES = {Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.RECURRENT}
+_MULTIPLIES = {OpKind.PRODUCT, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.RECURRENT}
 
 
 @dataclass(frozen=True)
-class Product:
+class CostedProduct:
     """What an operation that multiplies matrices could do at best."""
 
     dtype: torch.dtype
@@ -71,7 +71,7 @@ class CriticalPath:
     share: float
     """Of the time of a call in which these passes are what it waits for; the rest is the update and the last copies."""
 
-    products: Mapping[int, Product] = field(repr=False)
+    products: Mapping[int, CostedProduct] = field(repr=False)
     """Those of the records, by their identity."""
 
     @property
@@ -122,13 +122,13 @@ def critical_path(estimate: Estimate) -> CriticalPath:
     )
 
 
-def _products(estimate: Estimate) -> dict[int, Product]:
+def _products(estimate: Estimate) -> dict[int, CostedProduct]:
     settings = estimate.device.settings
     costs = CostSettings.of(settings.backend, settings.memory_proportions)
     nodes: dict[tuple[int, str], fx.Node] = {
         (stage.slot, node.name): node for stage in estimate.device.plan.stages for node in stage.program.operations()
     }
-    found: dict[int, Product] = {}
+    found: dict[int, CostedProduct] = {}
     for stage in estimate.stages:
         for record in stage.operations:
             node = nodes.get((stage.time.slot, record.name))
@@ -141,11 +141,11 @@ def _products(estimate: Estimate) -> dict[int, Product]:
             if not isinstance(value, torch.Tensor):
                 continue
             dtype = product_type(value.dtype)
-            partials = costs.convolution_partials if kind is Kind.CONVOLUTION else costs.product_partials
+            partials = costs.convolution_partials if kind is OpKind.CONVOLUTION else costs.product_partials
             if record.info.partials is not None:
                 partials = partials_type(record.info.partials)
             partials = torch.float32 if dtype is torch.float32 else partials
-            found[id(record)] = Product(
+            found[id(record)] = CostedProduct(
                 dtype, partials, ideal_cycles(estimate.chip, record.cost.flops, dtype, partials)
             )
     return found
@@ -161,4 +161,4 @@ def ideal_cycles(chip: Architecture, flops: float, dtype: torch.dtype, partials:
     return chip.cycles(flops / chip.peak_flops(dtype, partials))
 
 
-__all__ = ["CriticalPath", "Line", "Product", "critical_path", "ideal_cycles"]
+__all__ = ["CriticalPath", "Line", "CostedProduct", "critical_path", "ideal_cycles"]

@@ -15,14 +15,14 @@ from poptorch.compiler.memory import Category
 from poptorch.compiler.passes.stages import StageProgram
 from poptorch.compiler.plan import Ordering
 from poptorch.ipu_model.tiles import element_bytes, tensor_bytes
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.graphs import memory_root
 from poptorch.program.outputs import OutputKind
 from poptorch.program.program import Port, Role
 
 
 @dataclass(frozen=True)
-class Value:
+class FlowValue:
     """A tensor that one slot computes and others use, however many views of it they use."""
 
     name: str
@@ -42,7 +42,7 @@ class Value:
 class Stash:
     """A value that an IPU keeps for several micro-batches at once."""
 
-    value: Value
+    value: FlowValue
     ipu: int
     entries: int
     on_chip: bool = True
@@ -53,10 +53,10 @@ class Stash:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class FlowTransfer:
     """A copy of a value from one IPU to another after the pass of a slot."""
 
-    value: Value
+    value: FlowValue
     source: int
     target: int
 
@@ -98,16 +98,16 @@ class Flow:
         return [stage for stage in self.device.plan.stages if self.ipu_of(stage.slot) == ipu]
 
     @cached_property
-    def values(self) -> tuple[Value, ...]:
+    def values(self) -> tuple[FlowValue, ...]:
         """All tensors between slots that are not weights, constants or inputs."""
         return tuple(value for stage in self.device.plan.stages for value in self._sent_by(stage))
 
     @cached_property
-    def value_of_edge(self) -> dict[int, Value]:
+    def value_of_edge(self) -> dict[int, FlowValue]:
         """The value of each edge of the plan that is no weight, constant or input."""
         return {edge: value for value in self.values for edge in value.edges}
 
-    def _sent_by(self, stage: StageProgram) -> Iterable[Value]:
+    def _sent_by(self, stage: StageProgram) -> Iterable[FlowValue]:
         ports: Mapping[fx.Node, Port] = dict(stage.program.placeholders())
         by_root: dict[fx.Node, list[tuple[int, fx.Node]]] = {}
         for edge, node in zip(stage.sends, stage.program.values_of(OutputKind.SEND), strict=True):
@@ -119,7 +119,7 @@ class Flow:
             whole = tensor_bytes(root.meta.get("val")) or sum(views.values())
             edges = tuple(edge for edge, _ in sent)
             consumers = sorted({c for edge in edges for c in self.device.plan.edges[edge].consumers})
-            yield Value(
+            yield FlowValue(
                 root.name,
                 min(whole, sum(views.values())),
                 element_bytes(sent[0][1].meta["val"].dtype),
@@ -152,15 +152,15 @@ class Flow:
                 continue
             for port in [p for p in stage.program.ports if p.role is Role.INPUT][: len(stage.inputs)]:
                 item = element_bytes(port.dtype)
-                value = Value(port.name, math.prod(port.shape) * item, item, stage.part, (stage.slot,), ())
+                value = FlowValue(port.name, math.prod(port.shape) * item, item, stage.part, (stage.slot,), ())
                 yield Stash(value, self.ipu_of(stage.slot), entries)
 
-    def _accumulates(self, value: Value, ipu: int) -> bool:
+    def _accumulates(self, value: FlowValue, ipu: int) -> bool:
         """Whether an IPU only adds a value to the gradient of a weight: the accumulator takes each when it comes."""
         stages = [s for s in self.device.plan.stages if s.slot in value.consumers and self.ipu_of(s.slot) == ipu]
         return all(_adds_to_gradient(stage, value.edges) for stage in stages)
 
-    def _arrival(self, value: Value, ipu: int) -> int:
+    def _arrival(self, value: FlowValue, ipu: int) -> int:
         """The pipeline stage in which an IPU gets a value."""
         made = self.number(value.slot)
         if self.ipu_of(value.slot) == ipu:
@@ -170,16 +170,16 @@ class Flow:
         return min([*later, first_use])
 
     @cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
+    def transfers(self) -> tuple[FlowTransfer, ...]:
         """The copies between IPUs for one micro-batch."""
         return tuple(
-            Transfer(value, self.ipu_of(value.slot), ipu)
+            FlowTransfer(value, self.ipu_of(value.slot), ipu)
             for value in self.values
             for ipu in dict.fromkeys(self.ipu_of(c) for c in value.consumers)
             if ipu != self.ipu_of(value.slot)
         )
 
-    def stashed(self, value: Value, ipu: int) -> bool:
+    def stashed(self, value: FlowValue, ipu: int) -> bool:
         """Whether an IPU has a stash of a value."""
         return any(s.value is value and s.ipu == ipu for s in self._stashes_on[ipu])
 
@@ -206,9 +206,9 @@ def _leads_to(node: fx.Node, gradients: set[fx.Node]) -> bool:
         if len(users) != 1 or users[0].op != "call_function":
             return False
         node = users[0]
-        if not (traits_of(node).kind is Kind.VIEW or node.target in _ACCUMULATING):
+        if not (traits_of(node).kind is OpKind.VIEW or node.target in _ACCUMULATING):
             return False
     return True
 
 
-__all__ = ["Flow", "Stash", "Transfer", "Value"]
+__all__ = ["Flow", "Stash", "FlowTransfer", "FlowValue"]

@@ -53,7 +53,7 @@ class Moment:
 
 
 @dataclass
-class Liveness:
+class LiveMemory:
     """How memory that is not always in use changes over the programs of an IPU."""
 
     moments: list[Moment] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Liveness:
 
 def walk(
     flow: Flow, ipu: int, costs: Mapping[fx.Node, OpRecord], always: TileBytes, *, gradients_stay: bool
-) -> Liveness:
+) -> LiveMemory:
     """Go through the programs of an IPU in their order; ``always`` is on the tiles all the time.
 
     ``gradients_stay`` says whether gradients live on until the end of the program, or are used up at once.
@@ -95,7 +95,7 @@ def walk(
     for value in live:
         births.setdefault(value.first, []).append(value)
         deaths.setdefault(value.last, []).append(value)
-    result = Liveness(at_peak=np.zeros(len(always)), values=live)
+    result = LiveMemory(at_peak=np.zeros(len(always)), values=live)
     now, highest = TileSum(len(always)), -1.0
     for index, node in enumerate(steps):
         for value in births.get(index, ()):
@@ -245,9 +245,9 @@ class _Lifetimes:
                 life.last = max(life.last, finish if leaves else end)
 
 
-def curve(liveness: Liveness) -> Iterator[tuple[str, float]]:
+def curve(liveness: LiveMemory) -> Iterator[tuple[str, float]]:
     """Bytes that are not always live at each operation, with the operation's name."""
     return ((moment.name, moment.bytes) for moment in liveness.moments)
 
 
-__all__ = ["LiveValue", "Liveness", "Moment", "curve", "walk"]
+__all__ = ["LiveValue", "LiveMemory", "Moment", "curve", "walk"]

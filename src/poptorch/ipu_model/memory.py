@@ -14,7 +14,7 @@ from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.code import CodeBytes
 from poptorch.ipu_model.flow import Flow
-from poptorch.ipu_model.liveness import Liveness, walk
+from poptorch.ipu_model.liveness import LiveMemory, walk
 from poptorch.ipu_model.tiles import Span, TileBytes, TileMapper, element_bytes
 from poptorch.ipu_model.updating import UpdateCosts
 from poptorch.program.graphs import memory_root
@@ -56,7 +56,7 @@ class IpuMemory:
     """Bytes on every tile that are always in use, and at the fullest moment those that are not."""
 
     tensors: list[Tensor] = field(repr=False)
-    liveness: Liveness = field(repr=False)
+    liveness: LiveMemory = field(repr=False)
     update_bytes: float = 0.0
     """On each tile, while weights are updated."""
 

@@ -43,7 +43,7 @@ class Vertices:
 
 
 @dataclass(frozen=True)
-class Step:
+class CostStep:
     """A bulk-synchronous step: exchange, synchronise, compute. It may run several times in a row."""
 
     name: str
@@ -75,7 +75,7 @@ class Step:
 class OpCost:
     """What one operation costs on one IPU."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CostStep, ...] = ()
     flops: float = 0.0
     """Useful floating-point operations; a multiplication with an addition counts two."""
 
@@ -107,4 +107,4 @@ def spread(elements: int, element_bytes: int, tiles: int) -> int:
     return min(elements, share)
 
 
-__all__ = ["Exchange", "OpCost", "Step", "Vertices", "spread"]
+__all__ = ["Exchange", "OpCost", "CostStep", "Vertices", "spread"]

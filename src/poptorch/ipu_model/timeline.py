@@ -147,7 +147,7 @@ def timeline_of(
 
 
 @dataclass(frozen=True)
-class _Round:
+class _RoundTimes:
     """The time of the micro-batches up to a weight update; the fields are those of a timeline."""
 
     spent: Spent
@@ -332,7 +332,7 @@ class _Times:
 
     # -- one round -------------------------------------------------------------------------------------------------
 
-    def _one_by_one(self, slots: Sequence[SlotTime]) -> _Round:
+    def _one_by_one(self, slots: Sequence[SlotTime]) -> _RoundTimes:
         each = Spent()
         for slot in slots:
             each.add(slot.spent)
@@ -340,12 +340,12 @@ class _Times:
             each.spend("link", self._link_cycles(transfer.value.bytes) + self._chip.global_sync_cycles)
         whole = Spent()
         whole.add(each, self._micro)
-        return _Round(whole, each.total, each.total, ((self._micro, each.total),))
+        return _RoundTimes(whole, each.total, each.total, ((self._micro, each.total),))
 
     def _link_cycles(self, size: float) -> float:
         return self._chip.cycles(size / self._chip.link_bandwidth)
 
-    def _pipelined(self, slots: Sequence[SlotTime]) -> _Round:
+    def _pipelined(self, slots: Sequence[SlotTime]) -> _RoundTimes:
         """In cycle ``t``, a stage with number ``n`` works on micro-batch ``t - n``, if there is one."""
         depth = max(self._flow.number(s.slot) for s in slots)
         whole = Spent()
@@ -366,7 +366,7 @@ class _Times:
             whole.add(cycle(time), count)
         full = self._cycle(slots, 0, depth)
         ticks = tuple((count, cycle(time).total) for count, time in times)
-        return _Round(whole, full.total, full.total * (depth + 1), ticks)
+        return _RoundTimes(whole, full.total, full.total * (depth + 1), ticks)
 
     def _cycle(self, slots: Sequence[SlotTime], first: int, last: int) -> Spent:
         """A pipeline cycle in which stages with these numbers have work: the slowest IPU decides."""
@@ -387,13 +387,13 @@ class _Times:
         spent.spend("sync", self._chip.global_sync_cycles)
         return spent
 
-    def _phased(self, slots: Sequence[SlotTime]) -> _Round:
+    def _phased(self, slots: Sequence[SlotTime]) -> _RoundTimes:
         """Two micro-batches show how much each one more takes."""
         one, two = (self._ticks(slots, micro) for micro in (1, 2))
         more = Spent({key: two.on(key) - one.on(key) for key in two.by})
         whole = Spent(dict(one.by))
         whole.add(more, self._micro - 1)
-        return _Round(whole, more.total, one.total, ((1, one.total), (self._micro - 1, more.total)))
+        return _RoundTimes(whole, more.total, one.total, ((1, one.total), (self._micro - 1, more.total)))
 
     def _ticks(self, slots: Sequence[SlotTime], micro: int) -> Spent:
         training = self._device.settings.training

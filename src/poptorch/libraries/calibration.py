@@ -42,7 +42,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProductKind:
     """Products whose operands lie in memory in the same way."""
 
     name: str
@@ -56,13 +56,13 @@ class Kind:
 
 
 KINDS = (
-    Kind("plain", (False, False)),
-    Kind("right transposed", (False, True)),
-    Kind("left transposed", (True, False)),
-    Kind("right packed", (False, True), packed=True),
-    Kind("batch", (False, False), BATCH),
-    Kind("batch, right transposed", (False, True), BATCH),
-    Kind("batch, left transposed", (True, False), BATCH),
+    ProductKind("plain", (False, False)),
+    ProductKind("right transposed", (False, True)),
+    ProductKind("left transposed", (True, False)),
+    ProductKind("right packed", (False, True), packed=True),
+    ProductKind("batch", (False, False), BATCH),
+    ProductKind("batch, right transposed", (False, True), BATCH),
+    ProductKind("batch, left transposed", (True, False), BATCH),
 )
 
 Gains = tuple[float, ...]
@@ -77,7 +77,7 @@ class Calibration:
     seconds: float = 0.0
     """How long it took to measure, of one core."""
 
-    def gain(self, kind: Kind, sizes: tuple[float, float, float], threads: int = 1) -> float:
+    def gain(self, kind: ProductKind, sizes: tuple[float, float, float], threads: int = 1) -> float:
         """The gain for rows, terms and columns between those of the grid, linear in their logarithms.
 
         Several threads share a product: each has a part of its longer side, while one of them looks for the kernel.
@@ -206,7 +206,7 @@ def measure() -> Calibration:
     return Calibration(gains, seconds)
 
 
-def _grid(kind: Kind) -> Iterator[tuple[int, int, int]]:
+def _grid(kind: ProductKind) -> Iterator[tuple[int, int, int]]:
     yield from itertools.product(kind.sizes, repeat=3)
 
 
@@ -220,7 +220,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _gain(kind: Kind, sizes: tuple[int, int, int]) -> float:
+def _gain(kind: ProductKind, sizes: tuple[int, int, int]) -> float:
     candidates = _candidates(kind, sizes)
     for run in candidates:
         run()  # the first call looks for a kernel
@@ -233,7 +233,7 @@ def _gain(kind: Kind, sizes: tuple[int, int, int]) -> float:
     return round(math.log2(times[0] / times[1]), 2)
 
 
-def _candidates(kind: Kind, sizes: tuple[int, int, int]) -> list[Callable[[], Any]]:
+def _candidates(kind: ProductKind, sizes: tuple[int, int, int]) -> list[Callable[[], Any]]:
     """The product by MKL and by oneDNN."""
     rows, terms, columns = sizes
     batch = (kind.batch,) if kind.batch else ()

@@ -12,7 +12,7 @@ import torch
 
 from poptorch import environment
 from poptorch.libraries import onednn
-from poptorch.libraries.calibration import KINDS, Calibration, Kind, calibration
+from poptorch.libraries.calibration import KINDS, Calibration, ProductKind, calibration
 
 LEAST_WORK = 1 << 19
 """Multiplications in a product below which nobody asks: calling another library takes longer than it could gain."""
@@ -31,12 +31,12 @@ class Library(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """A product of float32 matrices, or of batches of them, as it lies in memory.
 
-    >>> Product.of(torch.empty(4, 8), torch.empty(16, 8).t())
-    Product(rows=4, terms=8, columns=16, transposed=(False, True), batch=0, packed=False)
-    >>> Product.of(torch.empty(4, 8, dtype=torch.float64), torch.empty(8, 4, dtype=torch.float64))
+    >>> MatrixProduct.of(torch.empty(4, 8), torch.empty(16, 8).t())
+    MatrixProduct(rows=4, terms=8, columns=16, transposed=(False, True), batch=0, packed=False)
+    >>> MatrixProduct.of(torch.empty(4, 8, dtype=torch.float64), torch.empty(8, 4, dtype=torch.float64))
     """
 
     rows: int
@@ -47,7 +47,7 @@ class Product:
     packed: bool = False
 
     @staticmethod
-    def of(left: torch.Tensor, right: torch.Tensor) -> Product | None:
+    def of(left: torch.Tensor, right: torch.Tensor) -> MatrixProduct | None:
         """The product of two tensors; ``None`` where there is no choice, as for other types than float32."""
         if left.dtype is not torch.float32 or right.dtype is not torch.float32 or left.ndim != right.ndim:
             return None
@@ -55,7 +55,7 @@ class Product:
             return None
         *batch, rows, terms = left.shape
         layouts = _is_transposed(left), _is_transposed(right)
-        return Product(rows, terms, right.shape[-1], layouts, batch[0] if batch else 0)
+        return MatrixProduct(rows, terms, right.shape[-1], layouts, batch[0] if batch else 0)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -72,7 +72,7 @@ class Product:
         return self.rows * self.terms * self.columns * max(self.batch, 1)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProductKind:
         """The kind of calibrated products that it is like."""
         transposed = (True, False) if all(self.transposed) else self.transposed
         form = transposed, self.batch > 1, self.packed
@@ -80,13 +80,13 @@ class Product:
 
 
 EXAMPLES = (
-    Product(16, 64, 64, (False, True)),
-    Product(64, 256, 256, (False, True)),
-    Product(512, 256, 1024, (False, True)),
-    Product(512, 1024, 256),
-    Product(1024, 512, 256, (True, False)),
-    Product(512, 1024, 1024, (False, True), packed=True),
-    Product(128, 64, 128, (False, True), 16),
+    MatrixProduct(16, 64, 64, (False, True)),
+    MatrixProduct(64, 256, 256, (False, True)),
+    MatrixProduct(512, 256, 1024, (False, True)),
+    MatrixProduct(512, 1024, 256),
+    MatrixProduct(1024, 512, 256, (True, False)),
+    MatrixProduct(512, 1024, 1024, (False, True), packed=True),
+    MatrixProduct(128, 64, 128, (False, True), 16),
 )
 """What is told of a machine: a layer of three sizes, its gradients, a layer that is not trained, attention."""
 
@@ -100,9 +100,9 @@ def _is_transposed(matrix: torch.Tensor) -> bool:
 class Libraries:
     """The choice for all products of a program: either one library, or what a calibration says.
 
-    >>> Libraries(Library.ONEDNN).choose(Product(512, 512, 512))
+    >>> Libraries(Library.ONEDNN).choose(MatrixProduct(512, 512, 512))
     <Library.ONEDNN: 'onednn'>
-    >>> Libraries().choose(Product(512, 512, 512))
+    >>> Libraries().choose(MatrixProduct(512, 512, 512))
     <Library.MKL: 'mkl'>
     """
 
@@ -111,7 +111,7 @@ class Libraries:
     threads: int = 1
     """How many share a product."""
 
-    def choose(self, product: Product | None) -> Library:
+    def choose(self, product: MatrixProduct | None) -> Library:
         """The library of one product."""
         if product is None or not product.work:
             return Library.MKL
@@ -126,14 +126,14 @@ class Libraries:
         """Whether oneDNN multiplies two tensors."""
         if self == MKL_ALONE:
             return False
-        return self.choose(Product.of(left, right)) is Library.ONEDNN
+        return self.choose(MatrixProduct.of(left, right)) is Library.ONEDNN
 
     @property
     def identity(self) -> str:
         """What code depends on."""
         return self.forced.value if self.calibration is None else f"{self.calibration.identity} for {self.threads}"
 
-    def summary(self, products: Iterable[Product]) -> str:
+    def summary(self, products: Iterable[MatrixProduct]) -> str:
         """How many products go where, for people."""
         counts = Counter(self.choose(product).value for product in products)
         return ", ".join(f"{count} by {name}" for name, count in sorted(counts.items())) or "none"
@@ -147,7 +147,7 @@ def requested() -> str:
     return environment.PRODUCTS.read()
 
 
-def libraries_for(products: Iterable[Product], threads: int) -> Libraries:
+def libraries_for(products: Iterable[MatrixProduct], threads: int) -> Libraries:
     """The choice for a program with these products, where each may use so many threads.
 
     The machine is looked at only for programs with products that are large enough to care. Where torch was told not to

@@ -20,7 +20,7 @@ from poptorch import work
 from poptorch.ops.traits_table import KNOWN_AS, ROWS, WEIGHTS
 
 
-class Kind(enum.Enum):
+class OpKind(enum.Enum):
     """What an operation does, as far as planners and cost models care. Gradients are of the kind of their operation."""
 
     PRODUCT = "product"
@@ -93,7 +93,7 @@ class Traits:
     """``mm`` for ``aten.mm.default``; empty for what is no operator."""
 
     namespace: str
-    kind: Kind
+    kind: OpKind
     is_view: bool = False
     """Whether a result shares memory with an operand, as the schema says."""
 
@@ -143,8 +143,8 @@ class Traits:
         return self.is_aten and self.kind in _PRODUCTS
 
 
-_PRODUCTS = {Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.RECURRENT}
-_STRUCTURE = Traits("", "", Kind.STRUCTURE)
+_PRODUCTS = {OpKind.PRODUCT, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.RECURRENT}
+_STRUCTURE = Traits("", "", OpKind.STRUCTURE)
 
 
 def traits_of(operation: Any) -> Traits:
@@ -196,7 +196,7 @@ def _traits(overload: torch._ops.OpOverload) -> Traits:
 
 _MOVING = ("new_", "index", "scatter", "empty", "zeros", "ones", "full")
 _TABLE = {
-    name: (Kind(kind), frozenset(filter(None, flags.split(", "))))
+    name: (OpKind(kind), frozenset(filter(None, flags.split(", "))))
     for kind, flags, names in ROWS
     for name in names.split()
 }
@@ -206,32 +206,32 @@ def _is_norm(name: str) -> bool:
     return any(word in name for word in ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"))
 
 
-def _foreign_kind(namespace: str, name: str) -> Kind:
+def _foreign_kind(namespace: str, name: str) -> OpKind:
     """The kind of an operator of another library: its name may say it, and otherwise it is the user's own."""
     if namespace in ("mkldnn", "mkl", "quantized", "torchvision"):
         return _derived_kind(name, False, False, False, False)
-    return Kind.CUSTOM
+    return OpKind.CUSTOM
 
 
-def _derived_kind(name: str, view: bool, random: bool, pointwise: bool, reduction: bool) -> Kind:
+def _derived_kind(name: str, view: bool, random: bool, pointwise: bool, reduction: bool) -> OpKind:
     """The kind of an operator that is not in the table under its own name."""
     if view:
-        return Kind.VIEW
+        return OpKind.VIEW
     if name.startswith("_fused_") and not _is_norm(name):
-        return Kind.OPTIMIZER
+        return OpKind.OPTIMIZER
     for stem in _stems(name):
         if stem in _TABLE:
             return _TABLE[stem][0]
     if random:
-        return Kind.RANDOM
+        return OpKind.RANDOM
     if _is_norm(name):
-        return Kind.NORMALISATION
+        return OpKind.NORMALISATION
     for words, kind in _WORDS:
         if any(word in name for word in words):
             return kind
     if pointwise:
-        return Kind.ELEMENTWISE
-    return Kind.REDUCTION if reduction else Kind.OTHER
+        return OpKind.ELEMENTWISE
+    return OpKind.REDUCTION if reduction else OpKind.OTHER
 
 
 def _stems(name: str) -> Iterator[str]:
@@ -248,23 +248,23 @@ def _stems(name: str) -> Iterator[str]:
         yield from (bare, f"_{bare}")
 
 
-_WORDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
-    (("attention",), Kind.ATTENTION),
-    (("rnn", "lstm", "gru"), Kind.RECURRENT),
-    (("conv",), Kind.CONVOLUTION),
-    (("softmax",), Kind.SOFTMAX),
-    (("pool",), Kind.POOLING),
-    (("loss",), Kind.LOSS),
-    (("upsample", "grid_sampl"), Kind.RESAMPLING),
-    (("fft",), Kind.FFT),
-    (("linalg_", "cholesky", "triangular_solve", "lstsq"), Kind.LINALG),
-    (("scatter", "index_put", "index_add", "index_copy", "index_fill", "index_reduce"), Kind.SCATTER),
-    (("index", "gather", "embedding", "select", "take"), Kind.GATHER),
-    (("empty", "zeros", "ones", "full", "arange", "linspace", "window"), Kind.CREATION),
-    (("pad",), Kind.COPY),
-    (("matmul", "_mm", "linear"), Kind.PRODUCT),
-    (("special_",), Kind.ELEMENTWISE),
-    (("cum",), Kind.SCAN),
+_WORDS: tuple[tuple[tuple[str, ...], OpKind], ...] = (
+    (("attention",), OpKind.ATTENTION),
+    (("rnn", "lstm", "gru"), OpKind.RECURRENT),
+    (("conv",), OpKind.CONVOLUTION),
+    (("softmax",), OpKind.SOFTMAX),
+    (("pool",), OpKind.POOLING),
+    (("loss",), OpKind.LOSS),
+    (("upsample", "grid_sampl"), OpKind.RESAMPLING),
+    (("fft",), OpKind.FFT),
+    (("linalg_", "cholesky", "triangular_solve", "lstsq"), OpKind.LINALG),
+    (("scatter", "index_put", "index_add", "index_copy", "index_fill", "index_reduce"), OpKind.SCATTER),
+    (("index", "gather", "embedding", "select", "take"), OpKind.GATHER),
+    (("empty", "zeros", "ones", "full", "arange", "linspace", "window"), OpKind.CREATION),
+    (("pad",), OpKind.COPY),
+    (("matmul", "_mm", "linear"), OpKind.PRODUCT),
+    (("special_",), OpKind.ELEMENTWISE),
+    (("cum",), OpKind.SCAN),
 )
 
 
@@ -289,4 +289,4 @@ def flops_of(node: fx.Node) -> float:
     return work.flops(target, args, kwargs, node.meta["val"])
 
 
-__all__ = ["HalfSupport", "Kind", "Traits", "bytes_of", "flops_of", "traits_of"]
+__all__ = ["HalfSupport", "OpKind", "Traits", "bytes_of", "flops_of", "traits_of"]

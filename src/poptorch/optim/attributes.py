@@ -12,18 +12,18 @@ ACCUMULATION_TYPES = (torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
-class Attribute:
+class HyperValue:
     """One number of an optimizer: its value now, and whether the compiled program may rely on it.
 
-    >>> Attribute.derived(lambda lr, scale: lr / scale, Attribute(0.5, False), Attribute(2.0, True))
-    Attribute(value=0.25, is_constant=False)
+    >>> HyperValue.derived(lambda lr, scale: lr / scale, HyperValue(0.5, False), HyperValue(2.0, True))
+    HyperValue(value=0.25, is_constant=False)
     """
 
     value: float
     is_constant: bool
 
     @staticmethod
-    def derived(formula: Callable[..., float], *sources: Attribute) -> Attribute:
+    def derived(formula: Callable[..., float], *sources: HyperValue) -> HyperValue:
         """``formula`` of the sources' values: constant only if every source is.
 
         A division by zero gives NaN: :func:`poptorch.optim.ranges.check_ranges` refuses the attribute at
@@ -33,7 +33,7 @@ class Attribute:
             value = float(formula(*(source.value for source in sources)))
         except ZeroDivisionError:
             value = math.nan
-        return Attribute(value, all(source.is_constant for source in sources))
+        return HyperValue(value, all(source.is_constant for source in sources))
 
     def is_always(self, value: float) -> bool:
         """Whether the program may take ``value`` for granted."""

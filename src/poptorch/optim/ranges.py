@@ -7,7 +7,7 @@ from collections import Counter
 
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import backend_error
-from poptorch.optim.attributes import Attribute
+from poptorch.optim.attributes import HyperValue
 from poptorch.optim.reading import OptimizerType
 from poptorch.optim.spec import GroupSpec, OptimizerSpec
 
@@ -58,7 +58,7 @@ def _check_group(kind: OptimizerType, index: int, group: GroupSpec) -> None:
         if name in numbers and not numbers[name].value > 0:
             label = _NAMES.get(name, name)
             raise backend_error(f"Non-positive {label} in group {index}: {numbers[name].value}")
-    dampening = numbers.get("dampening", Attribute(0.0, True)).value
+    dampening = numbers.get("dampening", HyperValue(0.0, True)).value
     if kind.is_sgd and group.values.nesterov and group.has_velocity and dampening > 0:
         raise backend_error(f"Nesterov momentum cannot be combined with dampening ({dampening}, group {index})")
 

@@ -16,7 +16,7 @@ import torch
 
 from poptorch._logging import logger
 from poptorch.optim.adam import Adam, AdamW
-from poptorch.optim.attributes import ACCUMULATION_TYPES, Attribute
+from poptorch.optim.attributes import ACCUMULATION_TYPES, HyperValue
 from poptorch.optim.base import Optimizer
 from poptorch.optim.lamb import LAMB, UNLIMITED_WEIGHT_NORM
 from poptorch.optim.rmsprop import RMSprop
@@ -162,7 +162,7 @@ def warn_about_subclass(optimizer: torch.optim.Optimizer) -> None:
 class GroupValues:
     """The attributes of one parameter group."""
 
-    numbers: Mapping[str, Attribute]
+    numbers: Mapping[str, HyperValue]
     nesterov: bool = False
     maximize: bool = False
 
@@ -209,12 +209,12 @@ def read_group(
 ) -> GroupValues:
     """The attributes of one group (or of ``defaults``), checked, with their constness."""
     _refuse_unsupported_flags(kind, group, strict=strict)
-    found: dict[str, Attribute] = {}
+    found: dict[str, HyperValue] = {}
     for name in group_attribute_names(kind):
         if name in ("nesterov", "maximize", "centered", "amsgrad"):
             continue
         if name == "velocity_scaling" and name not in group:
-            found[name] = Attribute(1.0, True)  # a native optimizer that was made combined by an attribute
+            found[name] = HyperValue(1.0, True)  # a native optimizer that was made combined by an attribute
             continue
         assert name in group, f"Mandatory attribute {name} not found in optimizer group"
         value = group[name]
@@ -222,9 +222,9 @@ def read_group(
         if name == "betas":
             is_pair = isinstance(value, tuple) and len(value) == 2
             assert is_pair, f"Expected a pair for betas but got {value!r}: pass a tuple of two numbers"
-            found["beta1"], found["beta2"] = (Attribute(_number("betas", beta), constant) for beta in value)
+            found["beta1"], found["beta2"] = (HyperValue(_number("betas", beta), constant) for beta in value)
         else:
-            found[name] = Attribute(_number(name, value), constant)
+            found[name] = HyperValue(_number(name, value), constant)
     return GroupValues(found, bool(group.get("nesterov", False)), bool(group.get("maximize", False)))
 
 
@@ -254,14 +254,14 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def read_loss_scaling(optimizer: torch.optim.Optimizer, *, automatic: bool) -> Attribute:
+def read_loss_scaling(optimizer: torch.optim.Optimizer, *, automatic: bool) -> HyperValue:
     """``loss_scaling`` of the optimizer object. Automatic loss scaling makes it variable."""
     value = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     if isinstance(optimizer, Optimizer):
         if automatic:
             optimizer.variable_attrs.markAsVariable("loss_scaling")
-        return Attribute(value, optimizer.variable_attrs.isConstant("loss_scaling"))
-    return Attribute(value, value == 1.0 and not automatic)
+        return HyperValue(value, optimizer.variable_attrs.isConstant("loss_scaling"))
+    return HyperValue(value, value == 1.0 and not automatic)
 
 
 def read_types(optimizer: torch.optim.Optimizer) -> dict[str, torch.dtype]:

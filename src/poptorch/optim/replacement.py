@@ -9,7 +9,7 @@ import torch
 from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import Error, OptimizerReplacementError, backend_error
-from poptorch.optim.attributes import Attribute
+from poptorch.optim.attributes import HyperValue
 from poptorch.optim.ranges import check_ranges
 from poptorch.optim.reading import OptimizerType
 from poptorch.optim.rules import AdamRule, CombinedSGD, LambRule, RMSpropRule, Rule, SeparateSGD
@@ -134,7 +134,7 @@ def _check_group(index: int, old: GroupSpec, new: GroupSpec) -> None:
         _check_attribute(_LABELS[name], attribute, new.values.numbers.get(name, attribute), where)
     for name in ("nesterov", "maximize"):
         before, after = getattr(old.values, name), getattr(new.values, name)
-        _check_attribute(name, Attribute(before, True), Attribute(after, True), where)
+        _check_attribute(name, HyperValue(before, True), HyperValue(after, True), where)
     _mention_ignored(index, old, new)
 
 
@@ -145,13 +145,13 @@ def _velocity_form(rule: Rule) -> str:
     return f"Separate with {rule.velocity_type}"
 
 
-def _check_attribute(label: str, old: Attribute, new: Attribute, where: str = "") -> None:
+def _check_attribute(label: str, old: HyperValue, new: HyperValue, where: str = "") -> None:
     problem = _difference(label, old, new, where)
     if problem:
         raise _refused(problem)
 
 
-def _difference(label: str, old: Attribute, new: Attribute, where: str) -> str:
+def _difference(label: str, old: HyperValue, new: HyperValue, where: str) -> str:
     """Why the program cannot use ``new`` instead of ``old``; empty if it can."""
     if old.is_constant != new.is_constant:
         compiled_as = "constant" if old.is_constant else "variable"

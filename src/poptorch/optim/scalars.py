@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from poptorch.optim.attributes import Attribute
+from poptorch.optim.attributes import HyperValue
 
-Scalars = dict[str, Attribute]
+Scalars = dict[str, HyperValue]
 
 WEIGHT_TYPED = frozenset({"weightDecayScaleFactor0", "scaledMomentum1", "scaledMomentum2"})
 """Scalars that the device holds in the weight's type; all others are float32."""
 
-_of = Attribute.derived
+_of = HyperValue.derived
 
 
-def plain_sgd(numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int, sign: float) -> Scalars:
+def plain_sgd(numbers: Mapping[str, HyperValue], scaling: HyperValue, divisor: int, sign: float) -> Scalars:
     """SGD without velocity."""
     lr, dampening, decay = numbers["lr"], numbers["dampening"], numbers["weight_decay"]
     return {
@@ -28,7 +28,7 @@ def plain_sgd(numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int
 
 
 def separate_sgd(
-    numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int, sign: float, *, nesterov: bool
+    numbers: Mapping[str, HyperValue], scaling: HyperValue, divisor: int, sign: float, *, nesterov: bool
 ) -> Scalars:
     """SGD with a velocity of its own, scaled like the loss."""
     velocity_scaling = scaling
@@ -53,8 +53,8 @@ def separate_sgd(
 
 
 def combined_sgd(
-    numbers: Mapping[str, Attribute],
-    scaling: Attribute,
+    numbers: Mapping[str, HyperValue],
+    scaling: HyperValue,
     divisor: int,
     sign: float,
     *,
@@ -89,7 +89,7 @@ def combined_sgd(
     return scalars
 
 
-def adam(numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int, sign: float) -> Scalars:
+def adam(numbers: Mapping[str, HyperValue], scaling: HyperValue, divisor: int, sign: float) -> Scalars:
     """Adam, AdamW and LAMB."""
     scalars = {
         "learningRate": numbers["lr"],
@@ -104,7 +104,7 @@ def adam(numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int, sig
     return scalars
 
 
-def rmsprop(numbers: Mapping[str, Attribute], scaling: Attribute, divisor: int, sign: float) -> Scalars:
+def rmsprop(numbers: Mapping[str, HyperValue], scaling: HyperValue, divisor: int, sign: float) -> Scalars:
     """RMSprop, either form."""
     return {
         "learningRate": numbers["lr"],

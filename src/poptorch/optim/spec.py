@@ -32,7 +32,7 @@ from torch import Tensor
 
 from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.optim import scalars
-from poptorch.optim.attributes import Attribute
+from poptorch.optim.attributes import HyperValue
 from poptorch.optim.auto_loss_scale import LossScalingSettings
 from poptorch.optim.reading import (
     GroupValues,
@@ -113,7 +113,7 @@ class OptimizerSpec:
     """
 
     type: OptimizerType
-    loss_scaling: Attribute
+    loss_scaling: HyperValue
     groups: tuple[GroupSpec, ...]
     max_grad_norm: float
     strategy: MeanReductionStrategy
@@ -254,7 +254,7 @@ class _GroupBuilder:
     """What all groups of one optimizer share while their specs are made."""
 
     kind: OptimizerType
-    loss_scaling: Attribute
+    loss_scaling: HyperValue
     settings: UpdateSettings
     types: Mapping[str, torch.dtype]
     max_grad_norm: float

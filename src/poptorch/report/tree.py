@@ -8,7 +8,7 @@ from poptorch.ipu_model import Estimate
 from poptorch.ipu_model.book import OpRecord
 from poptorch.ipu_model.code import CONTROL_PER_STEP, code_size, exchange_code
 from poptorch.ipu_model.result import StageEstimate
-from poptorch.ipu_model.steps import Step
+from poptorch.ipu_model.steps import CostStep
 from poptorch.ipu_model.timeline import Move
 from poptorch.report.files import Column, Rows, Table
 
@@ -157,7 +157,7 @@ class Tree:
             flops=record.cost.flops, bytes=record.bytes, first_program=NONE, last_program=NONE, liveness_step=moment,
         )  # fmt: skip
 
-    def _step(self, step: Step, parent: int, place: int, operation: int) -> None:
+    def _step(self, step: CostStep, parent: int, place: int, operation: int) -> None:
         if step.repeat > 1:
             parent = self._node("Repeat", step.name, parent, ipu=place, operation=operation, repeat=step.repeat)
         if step.exchange is not None:

@@ -11,7 +11,7 @@ Gradients = Mapping[str, torch.Tensor]
 Ranges = Mapping[str, tuple[int, int]]
 
 
-class Transfer(Protocol):
+class ExchangeTransfer(Protocol):
     """Some gradients on their way."""
 
     def advance(self) -> None:
@@ -28,7 +28,7 @@ class GradientExchange(Protocol):
     def is_local(self) -> bool:
         """Whether there is no other process: then updates may happen in the middle of back-propagation."""
 
-    def start(self, gradients: Gradients, held: Ranges) -> Transfer:
+    def start(self, gradients: Gradients, held: Ranges) -> ExchangeTransfer:
         """Begin to sum some gradients over all processes (of means: to take the mean); all start the same ones.
 
         Of the parameters in ``held`` the result has only the elements of this process, in one dimension.
@@ -54,7 +54,7 @@ class LocalExchange:
 
     is_local = True
 
-    def start(self, gradients: Gradients, held: Ranges) -> Transfer:
+    def start(self, gradients: Gradients, held: Ranges) -> ExchangeTransfer:
         """The same gradients."""
         return _Here(gradients)
 

@@ -101,7 +101,7 @@ def parse_faults(text: str) -> FaultList:
     ...
     poptorch.errors.Error: 'poptorch_py_error': The environment variable POPTORCH_FAULTS ... position 16: ...
     """
-    reader, faults, seed = _Reader(text), list[Fault](), None
+    reader, faults, seed = _FaultReader(text), list[Fault](), None
     for item in reader.parts(0, len(text), ";"):
         word, end = reader.word(*item, ":=")
         if word == "seed":
@@ -113,7 +113,7 @@ def parse_faults(text: str) -> FaultList:
     return FaultList(tuple(faults), seed or 0)
 
 
-def _fault(reader: _Reader, word: str, item: tuple[int, int], end: int, number: int) -> Fault:
+def _fault(reader: _FaultReader, word: str, item: tuple[int, int], end: int, number: int) -> Fault:
     names = [kind.value for kind in FaultKind]
     if word.lower() not in names:
         reader.fail(item[0], f"{_short(word)!r} is no kind of fault; use {_any_of(names)}")
@@ -135,7 +135,7 @@ def _fault(reader: _Reader, word: str, item: tuple[int, int], end: int, number: 
     return fault
 
 
-class _Reader:
+class _FaultReader:
     """The text, and where in it something is wrong."""
 
     def __init__(self, text: str) -> None:
@@ -172,7 +172,7 @@ class _Reader:
         end = next((at for at in range(start, stop) if self.text[at] in ends), stop)
         return self.text[start:end].strip(), end
 
-    def value(self, equals: int, stop: int, read: _Value, name: str) -> Any:
+    def value(self, equals: int, stop: int, read: _FaultValue, name: str) -> Any:
         """What comes after the equals sign."""
         if equals >= stop or self.text[equals] != "=":
             self.fail(equals, f"{name!r} needs a value, as in {name}={read.example}")
@@ -184,7 +184,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _FaultValue:
     """A kind of value; ``of`` gives ``None`` for text that is none."""
 
     of: Callable[[str], Any]
@@ -216,18 +216,20 @@ def _decimal(text: str, most: float) -> float | None:
 
 
 _LONGEST_S = 3600.0
-_WHOLE = _Value(_whole, "a whole number", "1")
-_TIMES = _Value(_numbers, "a number from 1, or a range of them", "3 or 3..5 or 3..")
+_WHOLE = _FaultValue(_whole, "a whole number", "1")
+_TIMES = _FaultValue(_numbers, "a number from 1, or a range of them", "3 or 3..5 or 3..")
 _VALUES = {
     "call": _TIMES,
     "compilation": _TIMES,
-    "iteration": _Value(_from_one, "a number from 1", "2"),
+    "iteration": _FaultValue(_from_one, "a number from 1", "2"),
     "ipu": _WHOLE,
     "stage": _WHOLE,
     "replica": _WHOLE,
-    "probability": _Value(lambda text: _decimal(text, 1.0), "a number from 0 to 1", "0.01"),
-    "seconds": _Value(lambda text: _decimal(text, _LONGEST_S), f"a number from 0 to {_LONGEST_S:.0f}", "0.5"),
-    "program": _Value(lambda text: text if text in ("training", "inference") else None, "a kind of model", "training"),
+    "probability": _FaultValue(lambda text: _decimal(text, 1.0), "a number from 0 to 1", "0.01"),
+    "seconds": _FaultValue(lambda text: _decimal(text, _LONGEST_S), f"a number from 0 to {_LONGEST_S:.0f}", "0.5"),
+    "program": _FaultValue(
+        lambda text: text if text in ("training", "inference") else None, "a kind of model", "training"
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Transfer(Protocol):
+class LinkTransfer(Protocol):
     """A message under way."""
 
     def wait(self) -> None:
@@ -21,10 +21,10 @@ class ReplicaLink(Protocol):
     gathers: bool
     """Whether each process has room on its host for the weights of all: then copies to the host bring all of them."""
 
-    def send(self, values: torch.Tensor, block: int, tag: int) -> Transfer:
+    def send(self, values: torch.Tensor, block: int, tag: int) -> LinkTransfer:
         """Begin to send values that are contiguous; they must not change until the end."""
 
-    def receive(self, room: torch.Tensor, block: int, tag: int) -> Transfer:
+    def receive(self, room: torch.Tensor, block: int, tag: int) -> LinkTransfer:
         """Begin to receive what a process sends with the same tag; messages with one tag keep their order."""
 
     def broadcast(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> None:

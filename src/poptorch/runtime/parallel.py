@@ -28,9 +28,9 @@ from poptorch.runtime.failures import FailedJob, note_job
 from poptorch.runtime.faults import CallFaults
 from poptorch.runtime.gradients import GradientSink
 from poptorch.runtime.links import ReplicaLink
-from poptorch.runtime.mail import Mail
 from poptorch.runtime.meeting import Meeting
 from poptorch.runtime.residency import Residency
+from poptorch.runtime.stage_messages import Mail
 from poptorch.runtime.tasks import Task, TaskGraph, Work, build_tasks
 from poptorch.runtime.values.random_source import RandomSource
 from poptorch.runtime.values.weights import Weights

@@ -11,7 +11,7 @@ from poptorch.compiler.memory import Category
 from poptorch.executable.executable import Executable
 from poptorch.profiling.trace import SpanKind, Trace
 from poptorch.runtime.accumulate import GradientAccumulator
-from poptorch.runtime.exchange import GradientExchange, Gradients, Transfer
+from poptorch.runtime.exchange import ExchangeTransfer, GradientExchange, Gradients
 
 _UNDER_WAY = 2
 """How many buckets may be on their way at a time where processes keep shards: each has a copy of a whole gradient."""
@@ -45,7 +45,7 @@ class RoundExchange:
         self._lock = threading.Lock()
         self._early: dict[int, Gradients] = {}
         self._next = 0
-        self._under_way: deque[tuple[int, Transfer]] = deque()
+        self._under_way: deque[tuple[int, ExchangeTransfer]] = deque()
         self._found: dict[str, torch.Tensor] = {}
         self.scatters_every_group = scatters_every_group(executable)
         self._accumulators = (

@@ -15,11 +15,11 @@ from poptorch.program.update import State, flat_arguments
 from poptorch.runtime.device_memory import DeviceMemory
 from poptorch.runtime.exchange import GradientExchange, Gradients
 from poptorch.runtime.loss_scale import LossScale
-from poptorch.runtime.owners import update_shards
+from poptorch.runtime.sharded_update import update_shards
 from poptorch.runtime.values.random_source import RandomSource
 
 
-class Division(NamedTuple):
+class ShardedState(NamedTuple):
     """What this process holds of a tensor that is divided among processes."""
 
     start: int
@@ -118,11 +118,11 @@ class Updater:
             return parameter
         return parameter.reshape(-1)[slice(*self._update.held[name])]
 
-    def division(self, name: str, state: torch.Tensor) -> Division | None:
+    def division(self, name: str, state: torch.Tensor) -> ShardedState | None:
         """Which part of a parameter's state a tensor of it is; ``None`` for the whole."""
         if self._update is None or name not in self._update.held or not state.dim():
             return None
-        return Division(self._update.held[name][0], self._memory.parameters[name].numel())
+        return ShardedState(self._update.held[name][0], self._memory.parameters[name].numel())
 
     def whole_state(self, exchange: GradientExchange | None) -> list[State]:
         """The state in the shapes of the parameters. Without an exchange, elements of other processes are zero.

@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 
 from poptorch.host.native import async_compile as kernels
 from poptorch.host.native.async_compile import side_by_side
-from poptorch.host.native.inductor import Entry, Target, compile_graph, decompose, fake_mode
+from poptorch.host.native.inductor import EntryPoint, Target, compile_graph, decompose, fake_mode
 from poptorch.host.store import kernel_files as binaries
 
 
@@ -25,7 +25,7 @@ def two_compilers(monkeypatch):
         yield
 
 
-def compiled(factor, entry=Entry.PYTHON):
+def compiled(factor, entry=EntryPoint.PYTHON):
     """A kernel for ``(x + 1) * factor``."""
     with fake_mode():
         fakes = [torch.empty(40)]
@@ -33,7 +33,7 @@ def compiled(factor, entry=Entry.PYTHON):
         return compile_graph(graph_module, fakes, Target(1, entry)).run
 
 
-@pytest.mark.parametrize("entry", Entry)
+@pytest.mark.parametrize("entry", EntryPoint)
 def test_waiting_is_done_once_at_the_end(entry):
     seen = []
     with side_by_side(lambda done, count: seen.append((done, count))):

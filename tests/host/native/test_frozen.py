@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from closeness import assert_close_sums
 from poptorch.host.native.draft import Draft
-from poptorch.host.native.inductor import Entry, Target
+from poptorch.host.native.inductor import EntryPoint, Target
 from poptorch.host.native.passes import make
 from poptorch.runtime.values.weights import Weights
 
@@ -158,8 +158,8 @@ class Counting(nn.Module):
         return self.fc(x) * self.scale + self.calls
 
 
-@pytest.mark.parametrize("entry", Entry)
-def test_what_the_program_writes_to_is_not_frozen(monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
+@pytest.mark.parametrize("entry", EntryPoint)
+def test_what_the_program_writes_to_is_not_frozen(monkeypatch: pytest.MonkeyPatch, entry: EntryPoint) -> None:
     monkeypatch.setenv("POPTORCH_CODEGEN", "interpret")
     model = Counting().eval()
     executor = poptorch.inferenceModel(model, quiet())

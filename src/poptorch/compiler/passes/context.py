@@ -8,7 +8,7 @@ import torch
 
 from poptorch.compiler.passes.precision import GradientWatch
 from poptorch.compiler.passes.recompute import Recomputation
-from poptorch.compiler.passes.slots import Division, Partition
+from poptorch.compiler.passes.slots import Division, SlotPartition
 from poptorch.compiler.passes.writes import Carried
 
 
@@ -49,7 +49,7 @@ class Context:
     watch: GradientWatch = field(default_factory=GradientWatch)
     """What automatic loss scaling counts."""
 
-    partition: Partition | None = None
+    partition: SlotPartition | None = None
     """The parts of the model, as soon as they are known."""
 
     carried: list[Carried] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Context:
     """What each pass said."""
 
     @property
-    def divided(self) -> Partition:
+    def divided(self) -> SlotPartition:
         """The parts of the model, which are known once slots are assigned."""
         assert self.partition is not None, "slots are not assigned yet"
         return self.partition

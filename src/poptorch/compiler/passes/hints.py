@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from poptorch.compiler.passes.planning import available_memory, before_detaching, custom_cycles
 from poptorch.compiler.passes.summary import summary
 from poptorch.enums import OverlapMode
 from poptorch.ops.hints import AVAILABLE_MEMORY, OVERLAP_INPUT, OVERLAP_OUTPUT
-from poptorch.ops.planning import available_memory, before_detaching, custom_cycles
 from poptorch.program.opinfo import info_of, set_info
 from poptorch.program.program import Program
 

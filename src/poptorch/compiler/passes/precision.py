@@ -12,7 +12,7 @@ from torch import fx
 from poptorch.ambient import Placement
 from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.errors import backend_error
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.graphs import descendants, insert_call, is_view
 from poptorch.program.opinfo import Sweep, info_of, set_info
 from poptorch.program.outputs import Output, OutputKind
@@ -33,7 +33,7 @@ def record_partials(program: Program, context: Context) -> str:
     count = 0
     for node in program.operations():
         traits = traits_of(node)
-        is_convolution = traits.kind is Kind.CONVOLUTION
+        is_convolution = traits.kind is OpKind.CONVOLUTION
         chosen = settings.convolution_partials if is_convolution else settings.product_partials
         if traits.is_product and chosen is not None:
             set_info(node, info_of(node).but(partials=chosen))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.slots import Partition
+from poptorch.compiler.passes.slots import SlotPartition
 from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.ops.effects import is_ordered
 from poptorch.ops.hints import CHECKPOINT
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.graphs import is_view, remove_dead_code, storage_root
 from poptorch.program.opinfo import Sweep, info_of, set_info
 from poptorch.program.program import Program, is_write
@@ -63,7 +63,7 @@ def recompute(program: Program, context: Context) -> str:
     return all_but(program, partition, kept, mode.name.lower())
 
 
-def all_but(program: Program, partition: Partition, kept: Kept, name: str) -> str:
+def all_but(program: Program, partition: SlotPartition, kept: Kept, name: str) -> str:
     """Compute again, in the backward slots, whatever is not kept. Says what it did."""
     if not program.training:
         return UNCHANGED
@@ -81,7 +81,7 @@ def all_but(program: Program, partition: Partition, kept: Kept, name: str) -> st
 class _Copies:
     """Second executions, each once per backward slot."""
 
-    def __init__(self, program: Program, partition: Partition, keep: Keep) -> None:
+    def __init__(self, program: Program, partition: SlotPartition, keep: Keep) -> None:
         self._graph = program.graph
         self._partition = partition
         self._keep = keep
@@ -124,7 +124,7 @@ class _Copies:
 # -- what is kept --------------------------------------------------------------------------------------------------
 
 
-def _policy(program: Program, partition: Partition, kept: Kept) -> Keep:
+def _policy(program: Program, partition: SlotPartition, kept: Kept) -> Keep:
     written: set[object] = {n.args[0] for n in program.operations() if is_write(n)}
 
     def keep(node: fx.Node, slot: int) -> bool:
@@ -145,7 +145,7 @@ def _is_free(node: fx.Node, written: set[object]) -> bool:
     return is_view(node) and root.op == "placeholder" and root not in written
 
 
-def _kept_values(program: Program, partition: Partition, mode: Recomputation) -> Kept:
+def _kept_values(program: Program, partition: SlotPartition, mode: Recomputation) -> Kept:
     if mode is Recomputation.OFF:
         return lambda node: True
     if mode is Recomputation.NORMS:
@@ -159,7 +159,7 @@ def _kept_values(program: Program, partition: Partition, mode: Recomputation) ->
     return lambda node: node in extra or _must_stay(node)
 
 
-def _behind_the_last_checkpoints(program: Program, partition: Partition) -> set[fx.Node]:
+def _behind_the_last_checkpoints(program: Program, partition: SlotPartition) -> set[fx.Node]:
     """What the last forward stage computes and no checkpoint of that stage depends on."""
     last = partition.forwards - 1
     stage = [n for n in program.operations() if not is_write(n) and partition.slots[n] == last]
@@ -186,13 +186,13 @@ def _norms(program: Program) -> set[fx.Node]:
             continue
         traits = traits_of(node)
         from_norm = any(o in result for o in node.all_input_nodes)
-        follows = traits.kind is Kind.STRUCTURE or traits.repeats_after_norm or is_view(node)
+        follows = traits.kind is OpKind.STRUCTURE or traits.repeats_after_norm or is_view(node)
         if traits.is_norm or (from_norm and follows):
             result.add(node)
     return result
 
 
-def _borders(program: Program, partition: Partition) -> set[fx.Node]:
+def _borders(program: Program, partition: SlotPartition) -> set[fx.Node]:
     """The values that cross the borders between √n segments of each part's forward pass."""
     borders: set[fx.Node] = set()
     for part in range(partition.forwards):

@@ -52,7 +52,7 @@ class Part:
 
 
 @dataclass
-class Partition:
+class SlotPartition:
     """The parts of a program, in the order of their forward passes, and the slot of every operation."""
 
     parts: list[Part]
@@ -78,7 +78,7 @@ def assign_slots(program: Program, context: Context) -> str:
     return f"{UNCHANGED}, {len(context.partition.parts)} parts"
 
 
-def partition(program: Program, division: Division) -> Partition:
+def partition(program: Program, division: Division) -> SlotPartition:
     """Give each operation the slot of its annotation, or a later one where its operands come later."""
     operations = [n for n in program.operations() if not is_write(n)]
     forward = [n for n in operations if info_of(n).sweep is Sweep.FORWARD]
@@ -101,7 +101,7 @@ def partition(program: Program, division: Division) -> Partition:
             placed[node] = segments[0]  # a copy of an input for the user is in no part of the user's
         else:
             placed[node] = find(info_of(node).placement, latest)
-    result = Partition([s.part for s in segments] or [Part(0, 0, 0)])
+    result = SlotPartition([s.part for s in segments] or [Part(0, 0, 0)])
     for node in operations:
         if node.target is operator.getitem:  # only tensors cross from slot to slot, never the tuple that holds them
             result.slots[node] = result.slots[node.all_input_nodes[0]]
@@ -177,7 +177,7 @@ class _Greedy:
         return segment
 
 
-def _backward_slot(node: fx.Node, partition: Partition, segments: list[_Segment]) -> int:
+def _backward_slot(node: fx.Node, partition: SlotPartition, segments: list[_Segment]) -> int:
     """The first backward slot of the node's placement that its operands allow."""
     earliest = max((partition.slots.get(o, 0) for o in node.all_input_nodes), default=0)
     last = 2 * len(partition.parts) - 1
@@ -190,7 +190,7 @@ def _backward_slot(node: fx.Node, partition: Partition, segments: list[_Segment]
     return min(own, default=max(earliest, len(partition.parts)))
 
 
-def _place_writes(program: Program, partition: Partition) -> None:
+def _place_writes(program: Program, partition: SlotPartition) -> None:
     """A write into a buffer or an input runs where the new value is made."""
     for node in program.operations():
         if is_write(node):
@@ -199,4 +199,4 @@ def _place_writes(program: Program, partition: Partition) -> None:
             partition.slots[node] = partition.slots.get(source, 0)
 
 
-__all__ = ["Division", "Part", "Partition", "assign_slots", "partition"]
+__all__ = ["Division", "Part", "SlotPartition", "assign_slots", "partition"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.slots import Partition
+from poptorch.compiler.passes.slots import SlotPartition
 from poptorch.compiler.passes.writes import Carried
 from poptorch.program.graphs import module_of
 from poptorch.program.outputs import Output, OutputKind
@@ -79,13 +79,13 @@ class StageProgram:
 class Cut:
     """A program, cut into stages."""
 
-    partition: Partition
+    partition: SlotPartition
     stages: list[StageProgram]
     edges: list[Edge]
     carried: list[Carried]
 
 
-def split(program: Program, partition: Partition, carried: list[Carried]) -> Cut:
+def split(program: Program, partition: SlotPartition, carried: list[Carried]) -> Cut:
     """One program per slot that has anything to do. Writes are isolated already; ``carried`` says which cross slots."""
     slots = partition.slots
     members: dict[int, list[fx.Node]] = {}
@@ -120,7 +120,7 @@ def _crossing(program: Program, slots: dict[fx.Node, int]) -> list[tuple[fx.Node
     return result
 
 
-def _add_order(stages: Iterable[StageProgram], edges: list[Edge], program: Program, partition: Partition) -> None:
+def _add_order(stages: Iterable[StageProgram], edges: list[Edge], program: Program, partition: SlotPartition) -> None:
     """What must run before what within a micro-batch: data, and operations that act on the world in program order."""
     acting = _acting_slots(program, partition)
     for stage in stages:
@@ -130,7 +130,7 @@ def _add_order(stages: Iterable[StageProgram], edges: list[Edge], program: Progr
         stage.after = sorted(before)
 
 
-def _acting_slots(program: Program, partition: Partition) -> set[int]:
+def _acting_slots(program: Program, partition: SlotPartition) -> set[int]:
     return {partition.slots[n] for n in program.operations() if not is_write(n) and n.is_impure(impure_random=False)}
 
 
@@ -138,7 +138,7 @@ class _Cutter:
     """Builds the program of one slot."""
 
     def __init__(
-        self, program: Program, partition: Partition, slot: int, nodes: list[fx.Node], numbers: dict[fx.Node, int]
+        self, program: Program, partition: SlotPartition, slot: int, nodes: list[fx.Node], numbers: dict[fx.Node, int]
     ) -> None:
         self._program = program
         self._partition = partition

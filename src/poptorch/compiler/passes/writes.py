@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from poptorch.ambient import Placement
-from poptorch.compiler.passes.slots import Partition
+from poptorch.compiler.passes.slots import SlotPartition
 from poptorch.compiler.passes.summary import UNCHANGED, summary
 from poptorch.program.graphs import insert_call, is_view
 from poptorch.program.opinfo import OpInfo, set_info
@@ -63,7 +63,7 @@ def isolate_writes(program: Program, context: Context) -> str:
     return summary(copies, f"copied {copies} values that are written, {len(context.carried)} wait for a later stage")
 
 
-def _escapes(node: fx.Node, partition: Partition) -> bool:
+def _escapes(node: fx.Node, partition: SlotPartition) -> bool:
     """Whether a view of the port's own memory leaves the slot that reads it."""
     for user in node.users:
         if is_view(user) and user.args[0] is node:

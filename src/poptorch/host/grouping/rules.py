@@ -26,7 +26,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Call:
+class StackedCall:
     """One operation with its operands."""
 
     target: Any
@@ -54,7 +54,7 @@ class Call:
         return value.unflatten(0, (self.count, -1))
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[StackedCall], Any]
 """The results, or ``None`` where the rule does not apply."""
 
 
@@ -65,7 +65,7 @@ def _end_to_end(value: torch.Tensor) -> torch.Tensor:
 # -- stacked results -----------------------------------------------------------------------------------------------
 
 
-def _element_wise(call: Call) -> Any:
+def _element_wise(call: StackedCall) -> Any:
     """Broadcasting looks at the last dimensions, so one more in front changes nothing where all stacked values have it
     at the same place, and no other has as many. Single numbers are left to ``vmap``: without a dimension they count
     less in the choice of the result's type."""
@@ -77,14 +77,14 @@ def _element_wise(call: Call) -> Any:
     return call.directly() if len(sizes) == 1 and most < max(sizes) > 1 else None
 
 
-def _in_the_form_of_the_first(call: Call) -> Any:
+def _in_the_form_of_the_first(call: StackedCall) -> Any:
     return _element_wise(call) if call.operands[0].stacked else None
 
 
 def _rows_by(*places: int) -> Rule:
     """For operations that treat each row of the operands at these places by itself; the others are equal for all."""
 
-    def rule(call: Call) -> Any:
+    def rule(call: StackedCall) -> Any:
         return call.apart(call.on_rows()) if call.are_stacked(*places) else None
 
     return rule
@@ -93,13 +93,13 @@ def _rows_by(*places: int) -> Rule:
 def _leading_dimensions(*places: int) -> Rule:
     """For operations that take any number of leading dimensions."""
 
-    def rule(call: Call) -> Any:
+    def rule(call: StackedCall) -> Any:
         return call.directly() if call.are_stacked(*places) else None
 
     return rule
 
 
-def _batch_norm(call: Call) -> Any:
+def _batch_norm(call: StackedCall) -> Any:
     """With given statistics, each row by itself. The other results are empty."""
     if not call.are_stacked(0):
         return None
@@ -107,14 +107,14 @@ def _batch_norm(call: Call) -> Any:
     return call.apart(result), *(e.expand(call.count, *e.shape) for e in empty)
 
 
-def _convolution_backward(call: Call) -> Any:
+def _convolution_backward(call: StackedCall) -> Any:
     if not call.are_stacked(0, 1):
         return None
     inputs, weights, biases = call.on_rows()
     return None if inputs is None else call.apart(inputs), weights, biases
 
 
-def _attention(call: Call) -> Any:
+def _attention(call: StackedCall) -> Any:
     tensors = [o for o in call.operands if isinstance(o.value, torch.Tensor)]
     mask = call.keywords.get("attn_mask", Operand(None, False))
     if not all(o.stacked for o in tensors) or mask.stacked or (mask.value is not None and mask.value.shape[0] != 1):
@@ -159,7 +159,7 @@ PARTIAL_SUMS: dict[Any, tuple[int, ...]] = {
 # -- totals --------------------------------------------------------------------------------------------------------
 
 
-def _product(call: Call) -> Any:
+def _product(call: StackedCall) -> Any:
     """Longer factors: the sum over rows that a product is goes over the rows of all micro-batches."""
     if not call.are_stacked(0, 1):
         return None
@@ -171,14 +171,14 @@ def _product(call: Call) -> Any:
     return call.target(first, _end_to_end(right.value))
 
 
-def _sum(call: Call) -> Any:
+def _sum(call: StackedCall) -> Any:
     operand, dims = call.operands[0], call.operands[1].value
     if not call.are_stacked(0) or not dims or not any(d in (0, 1 - operand.value.ndim) for d in dims):
         return None
     return call.on_rows()
 
 
-def _embedding_backward(call: Call) -> Any:
+def _embedding_backward(call: StackedCall) -> Any:
     return call.on_rows() if call.are_stacked(0, 1) and not call.operands[4].value else None
 
 

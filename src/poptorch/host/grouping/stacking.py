@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from poptorch.executable.groups import GroupedProgram
-from poptorch.host.grouping.rules import PARTIAL_SUMS, TOTAL_RULES, Call, Operand, rule_for
+from poptorch.host.grouping.rules import PARTIAL_SUMS, TOTAL_RULES, Operand, StackedCall, rule_for
 from poptorch.program.graphs import acts_in_order, descendants, remove_dead_code
 from poptorch.program.opinfo import STREAMS, OpInfo, has_info, info_of, is_annotated, set_info
 from poptorch.program.outputs import OutputKind
@@ -176,7 +176,7 @@ class _Stacker(fx.Interpreter):
 
     # -- ways to compute an operation ------------------------------------------------------------------------------
 
-    def _described(self, n: fx.Node) -> Call:
+    def _described(self, n: fx.Node) -> StackedCall:
         """The call with its values, for a rule."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
 
@@ -188,7 +188,7 @@ class _Stacker(fx.Interpreter):
             assert isinstance(source, fx.Node)
             return Operand(value, argument in self._stacked, self.env[source] if turned else None)
 
-        return Call(
+        return StackedCall(
             n.target,
             [operand(*pair) for pair in zip(n.args, args, strict=True)],
             {key: operand(argument, kwargs[key]) for key, argument in n.kwargs.items()},

@@ -82,7 +82,7 @@ def generate(
     # Weights that the program itself writes to have no copies that outlive the write.
     written = {port.name for port in program.mutated()}
     weights = {n: p.index for n, p in placeholders if p.role is Role.PARAMETER and p.name not in written}
-    writer = _Writer(program.graph_module, program.numerics, weights, watch, libraries)
+    writer = _FunctionWriter(program.graph_module, program.numerics, weights, watch, libraries)
     writer.table.ports = dict(placeholders)
     for bucket in buckets:
         writer.bucket_products.append([(i, products[at].transposed) for i, at in enumerate(bucket) if at in products])
@@ -106,7 +106,7 @@ def generate_step(
     step = join_update(program, update, names)
     if step is None:
         return None
-    writer = _Writer(step.graph_module, program.numerics, libraries=libraries)
+    writer = _FunctionWriter(step.graph_module, program.numerics, libraries=libraries)
     writer.table.ports = dict(zip(step.ports, program.ports, strict=True))
     for role, group in _GROUPS.items():
         nodes = zip(step.ports, program.ports, strict=True)
@@ -119,14 +119,14 @@ def generate_step(
 
 def generate_flat(graph_module: fx.GraphModule, name: str, numerics: Numerics = Numerics()) -> Code:
     """A function that takes the source of random numbers and the graph's placeholders one by one."""
-    writer = _Writer(graph_module, numerics)
+    writer = _FunctionWriter(graph_module, numerics)
     writer.argument("random")
     writer.argument("operands", graph_module.graph.find_nodes(op="placeholder"), apart=True)
     writer.body(graph_module.graph)
     return writer.finish(name)
 
 
-class _Writer:
+class _FunctionWriter:
     """Makes the steps of one function and collects the functions that they call."""
 
     def __init__(

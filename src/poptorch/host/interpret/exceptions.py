@@ -17,9 +17,9 @@ from torch import fx
 from poptorch.errors import createPoptorchError
 from poptorch.host.interpret.half import is_arithmetic
 from poptorch.host.interpret.lines import described
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 
-_BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.ACTIVATION, Kind.COPY})
+_BY_ELEMENT = frozenset({OpKind.ELEMENTWISE, OpKind.ACTIVATION, OpKind.COPY})
 """Operations whose results depend on the operands at the same place alone, if the shapes say so."""
 
 

@@ -28,7 +28,7 @@ _LIST_OPERATIONS = ("_foreach_", "_fused_")
 
 
 @dataclass
-class Step:
+class JoinedStep:
     """Micro-batch and update as one graph; the outputs are the program's without the gradients."""
 
     graph_module: fx.GraphModule
@@ -44,7 +44,7 @@ class Step:
 
 def join_update(
     program: Program, update: fx.Graph, names: Sequence[str], bucket_bytes: int = BUCKET_BYTES
-) -> Step | None:
+) -> JoinedStep | None:
     """The step, or ``None`` where the update needs all gradients at once (gradient clipping) or numbers its roundings.
 
     ``update`` takes weights and gradients of the parameters in the order of ``names``, then its state.
@@ -148,7 +148,7 @@ class _StepBuilder:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._parts: dict[fx.Node, list[int]] = {}
 
-    def build(self, bucket_bytes: int) -> Step:
+    def build(self, bucket_bytes: int) -> JoinedStep:
         ports = [self._copy(node) for node, _ in self._program.placeholders()]
         operands = self._update.find_nodes(op="placeholder")
         state = [self._input(node, f"state_{i}") for i, node in enumerate(operands[2 * len(self._names) :])]
@@ -169,7 +169,7 @@ class _StepBuilder:
         output = self._graph.output(tuple(self._copies[value] for value in kept))
         output.meta["val"] = tuple(value.meta.get("val") for value in kept)
         module = module_of(self._program.graph_module, self._graph)
-        return Step(module, ports, state, [[self._names[i] for i in bucket] for bucket in buckets.values()])
+        return JoinedStep(module, ports, state, [[self._names[i] for i in bucket] for bucket in buckets.values()])
 
     def _buckets(
         self, at: dict[str, fx.Node], gradients: dict[str, fx.Node], least: int

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from poptorch.host.native.preparation import Preparation
 from poptorch.host.native.products import packed_operator
-from poptorch.libraries.choice import Libraries, Library, Product
+from poptorch.libraries.choice import Libraries, Library, MatrixProduct
 
 aten = torch.ops.aten
 
@@ -87,7 +87,7 @@ def _packed_for_onednn(graph: fx.Graph, libraries: Libraries) -> None:
         weight = transposed.args[0].meta["val"]  # the pattern transposed it
         if weight.dtype is not torch.float32:
             continue
-        product = Product(rows, weight.shape[0], weight.shape[1], (False, True), packed=True)
+        product = MatrixProduct(rows, weight.shape[0], weight.shape[1], (False, True), packed=True)
         if libraries.choose(product) is Library.ONEDNN:
             with graph.inserting_before(node):
                 packed = graph.call_function(torch.ops.mkldnn._reorder_linear_weight, (transposed, rows))

@@ -30,7 +30,7 @@ Kernel = Callable[..., Sequence[torch.Tensor]]
 done takes the function for them, too."""
 
 
-class Entry(enum.Enum):
+class EntryPoint(enum.Enum):
     """What calls the kernels of a compiled graph one after the other."""
 
     PYTHON = "python"
@@ -48,7 +48,7 @@ class Target:
     threads: int
     """The number of cores that one kernel may use; Inductor builds it into the code."""
 
-    entry: Entry = Entry.PYTHON
+    entry: EntryPoint = EntryPoint.PYTHON
     libraries: Libraries = MKL_ALONE
     """What multiplies matrices."""
 
@@ -190,8 +190,8 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = list(range(count if fixed is None else fixed))
     _name_inputs(graph_module, owned)
     if not _callable_from_cpp(graph_module.graph):
-        target = replace(target, entry=Entry.PYTHON)
-    in_cpp = target.entry is Entry.CPP
+        target = replace(target, entry=EntryPoint.PYTHON)
+    in_cpp = target.entry is EntryPoint.CPP
     wait_later()
     prepare_compiler().wait()
     with torch.no_grad(), _settings(target, common):
@@ -247,7 +247,7 @@ def _settings(target: Target, common: int) -> Iterator[None]:
 
     changes = {
         "cpp.threads": target.threads,
-        "cpp_wrapper": target.entry is Entry.CPP,
+        "cpp_wrapper": target.entry is EntryPoint.CPP,
         "size_asserts": False,
         "nan_asserts": False,
         "post_grad_custom_post_pass": FasterForms(target.libraries),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import fx
 
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.program import Program, Role
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -43,5 +43,5 @@ def _has_a_choice(shape: Sequence[int]) -> bool:
 def _convolves(weight: fx.Node) -> Iterator[bool]:
     for user in weight.users:
         traits = traits_of(user)
-        position = traits.weight if traits.kind is Kind.CONVOLUTION else None
+        position = traits.weight if traits.kind is OpKind.CONVOLUTION else None
         yield position is not None and user.args[position] is weight

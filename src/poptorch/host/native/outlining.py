@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from poptorch.host.native.inductor import Compiled, Target, compile_graph, decompose, plain, replay
-from poptorch.ops.traits import Kind, traits_of
+from poptorch.ops.traits import OpKind, traits_of
 from poptorch.program.finality import last_reads
 from poptorch.program.graphs import memory_root
 
@@ -30,7 +30,7 @@ Buckets = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Part:
+class RepeatedPart:
     """One call of a kernel of a graph; values are numbers of the graph's nodes."""
 
     kernel: Compiled
@@ -47,7 +47,7 @@ class Part:
 class Outline:
     """A graph as calls of kernels."""
 
-    parts: list[Part]
+    parts: list[RepeatedPart]
     inputs: list[int]
     outputs: list[int | None]
     constants: Mapping[int, Any]
@@ -82,7 +82,7 @@ def in_one_piece(graph_module: fx.GraphModule, compiled: Compiled, owned: Collec
     outputs: Sequence[Any] = graph_module.graph.output_node().args[0]  # type: ignore[assignment]
     count = len(graph_module.graph.find_nodes(op="placeholder"))
     made = tuple(range(count, count + len(outputs)))
-    part = Part(compiled, tuple(range(count)), made, tuple(owned))
+    part = RepeatedPart(compiled, tuple(range(count)), made, tuple(owned))
     return Outline([part], list(range(count)), list(made), {}, compiled.strides)
 
 
@@ -101,7 +101,7 @@ class Repeat:
 def find_repeat(graph: fx.Graph) -> Repeat | None:
     """The longest stretch of at least :data:`LEAST_REPEATS` equal blocks of operations; ``None`` if there is none."""
     operations = _operations(graph)
-    if any(traits_of(node).is_aten and traits_of(node).kind is Kind.CONVOLUTION for node in operations):
+    if any(traits_of(node).is_aten and traits_of(node).kind is OpKind.CONVOLUTION for node in operations):
         return None  # their neighbours should share their layout, which is fixed between kernels
     known: dict[Any, int] = {}
     marks = np.array([known.setdefault(_mark(node), len(known)) for node in operations])
@@ -277,7 +277,7 @@ class _Outline:
         union = sorted({i for kept, block in zip(result, self._is_block, strict=True) if block for i in kept})
         return [union if block else kept for kept, block in zip(result, self._is_block, strict=True)]
 
-    def _parts(self, number: dict[fx.Node, int]) -> Iterator[Part]:
+    def _parts(self, number: dict[fx.Node, int]) -> Iterator[RepeatedPart]:
         shared: Compiled | None = None
         segments = zip(self._segments, self._needed, self._is_block, self._hands, strict=True)
         for segment, kept, is_block, hands in segments:
@@ -294,7 +294,7 @@ class _Outline:
                 shared = kernel
             reuses = tuple(number[inputs[at]] for at in dying)
             read, made = (tuple(number[n] for n in nodes) for nodes in (inputs, outputs))
-            yield Part(kernel, read, made, reuses, tuple(hands))
+            yield RepeatedPart(kernel, read, made, reuses, tuple(hands))
 
     def _kernel(self, segment: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Compiled:
         fakes = [node.meta["val"] for node in inputs]

@@ -20,7 +20,7 @@ _FOLDER = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheFile:
     """One file of a cache."""
 
     path: Path
@@ -29,7 +29,7 @@ class Entry:
     """When it was made or found by a program, in seconds since 1970."""
 
 
-def entries(directory: Path) -> list[Entry]:
+def entries(directory: Path) -> list[CacheFile]:
     """The files of a cache; none, if there is no such directory."""
     return [entry for folder in _folders(directory) for entry in _in(folder)]
 
@@ -40,7 +40,7 @@ def _folders(directory: Path) -> list[Path]:
     return [directory, *(path for path in directory.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir())]
 
 
-def _in(folder: Path) -> list[Entry]:
+def _in(folder: Path) -> list[CacheFile]:
     found = []
     for path in folder.iterdir():
         if not _NAME.fullmatch(path.name):
@@ -50,7 +50,7 @@ def _in(folder: Path) -> list[Entry]:
         except FileNotFoundError:  # another process removed it
             continue
         if not stat.S_ISDIR(status.st_mode):
-            found.append(Entry(path, status.st_size, status.st_mtime))
+            found.append(CacheFile(path, status.st_size, status.st_mtime))
     return found
 
 
@@ -69,10 +69,10 @@ def problem_of(path: Path) -> str | None:
     return None
 
 
-def to_remove(found: Sequence[Entry], oldest: float | None, max_size: int | None) -> list[Entry]:
+def to_remove(found: Sequence[CacheFile], oldest: float | None, max_size: int | None) -> list[CacheFile]:
     """What was last used before ``oldest``; then the least recently used until ``max_size`` bytes are left.
 
-    >>> found = [Entry(Path("a"), 10, 1.0), Entry(Path("b"), 10, 3.0), Entry(Path("c"), 10, 2.0)]
+    >>> found = [CacheFile(Path("a"), 10, 1.0), CacheFile(Path("b"), 10, 3.0), CacheFile(Path("c"), 10, 2.0)]
     >>> [entry.path.name for entry in to_remove(found, 1.5, 10)]
     ['a', 'c']
     """

@@ -44,7 +44,7 @@ _PARTS: dict[str, Any] = {
 
 def written(program: HostProgram) -> tuple[dict[str, Any], dict[str, bytes]]:
     """A program as JSON, and the tensors and libraries beside it by hash."""
-    writer = _Writer()
+    writer = _StepWriter()
     content = {
         "format": FORMAT,
         "name": program.name,
@@ -64,7 +64,7 @@ def read(content: Mapping[str, Any], blobs: Mapping[str, bytes]) -> HostProgram:
     """The program that was written, ready to run."""
     if content["format"] != FORMAT:
         raise NotPortable(f"a program of format {content['format']!r}")
-    reader = _Reader(blobs)
+    reader = _StepReader(blobs)
     kernels = [reader.kernel(kernel) for kernel in content["kernels"]]
     return HostProgram(
         str(content["name"]),
@@ -80,7 +80,7 @@ def read(content: Mapping[str, Any], blobs: Mapping[str, bytes]) -> HostProgram:
 _STEPS = tuple(kind for kind in _PARTS.values() if kind is not Argument)
 
 
-class _Writer(Encoder):
+class _StepWriter(Encoder):
     error = NotPortable
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Writer(Encoder):
         return [self.encode(value.dtype), list(value.shape), self._blob(tensor_bytes(value))]
 
 
-class _Reader(Decoder):
+class _StepReader(Decoder):
     error = NotPortable
 
     def __init__(self, blobs: Mapping[str, bytes]) -> None:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from poptorch.ipu_model.architecture import vector_width
-from poptorch.ipu_model.cycles.loops import WORKERS, Loop, binary_loop, per_worker, scalar_loop, unary_loop
+from poptorch.ipu_model.cycles.loops import WORKERS, InnerLoop, binary_loop, per_worker, scalar_loop, unary_loop
 
 _SUPERVISOR = 11
 
@@ -105,7 +105,7 @@ def select(elements: int, dtype: torch.dtype, broadcast: bool = False) -> float:
 def clamp(elements: int, dtype: torch.dtype) -> float:
     """Values between two bounds."""
     each = per_worker(elements)
-    loop = Loop(2, vector_width(dtype)) if dtype.is_floating_point else Loop(7, 1)
+    loop = InnerLoop(2, vector_width(dtype)) if dtype.is_floating_point else InnerLoop(7, 1)
     return WORKERS * (5 + 6 + loop.over(each))
 
 

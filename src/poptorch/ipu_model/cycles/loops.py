@@ -13,7 +13,7 @@ WORKERS = 6
 
 
 @dataclass(frozen=True)
-class Loop:
+class InnerLoop:
     """One turn of a worker's loop."""
 
     cycles: float
@@ -29,9 +29,9 @@ def per_worker(elements: int) -> int:
     return -(-elements // WORKERS)
 
 
-def _rows(text: str) -> dict[str, tuple[Loop | str, Loop | str]]:
+def _rows(text: str) -> dict[str, tuple[InnerLoop | str, InnerLoop | str]]:
     """Rows of ``names: fp32 fp16``; ``3/2`` are cycles per elements, ``2v`` cycles for a vector without overhead."""
-    rows: dict[str, tuple[Loop | str, Loop | str]] = {}
+    rows: dict[str, tuple[InnerLoop | str, InnerLoop | str]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         names, _, costs = line.partition(":")
         single, half = costs.split()
@@ -40,17 +40,17 @@ def _rows(text: str) -> dict[str, tuple[Loop | str, Loop | str]]:
     return rows
 
 
-def _entry(text: str) -> Loop | str:
+def _entry(text: str) -> InnerLoop | str:
     if text.endswith("v"):
         return text
     cycles, _, elements = text.partition("/")
-    return Loop(float(cycles), int(elements))
+    return InnerLoop(float(cycles), int(elements))
 
 
-def _loop(entry: Loop | str, dtype: torch.dtype, overhead: float) -> Loop:
-    if isinstance(entry, Loop):
+def _loop(entry: InnerLoop | str, dtype: torch.dtype, overhead: float) -> InnerLoop:
+    if isinstance(entry, InnerLoop):
         return entry
-    return Loop(float(entry[:-1]) + overhead, vector_width(dtype))
+    return InnerLoop(float(entry[:-1]) + overhead, vector_width(dtype))
 
 
 _UNARY = MappingProxyType(
@@ -115,8 +115,8 @@ _SCALAR = MappingProxyType(
     compare not_equal: 12/4 8/4
 """)
 )
-_WHOLE = MappingProxyType({"divide": Loop(277, 1), "remainder": Loop(292, 1)})
-_WHOLE_UNSIGNED = MappingProxyType({"divide": Loop(265, 1), "remainder": Loop(282, 1)})
+_WHOLE = MappingProxyType({"divide": InnerLoop(277, 1), "remainder": InnerLoop(292, 1)})
+_WHOLE_UNSIGNED = MappingProxyType({"divide": InnerLoop(265, 1), "remainder": InnerLoop(282, 1)})
 _FAST = {"add", "subtract", "multiply"}
 
 UNARY_NAMES = frozenset(_UNARY)
@@ -128,31 +128,40 @@ def _column(dtype: torch.dtype) -> int:
     return 1 if dtype.is_floating_point and dtype.itemsize <= 2 else 0
 
 
-def unary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> Loop:
+def unary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> InnerLoop:
     """The loop of an operation with one operand."""
     row = _UNARY_IN_PLACE.get(name, _UNARY[name]) if in_place else _UNARY[name]
     return _loop(row[_column(dtype)], dtype, 4)
 
 
-def binary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> Loop:
+def binary_loop(name: str, dtype: torch.dtype, in_place: bool = False) -> InnerLoop:
     """The loop of an operation with two operands of one size."""
     if name == "integer" or (not dtype.is_floating_point and name not in ("compare", "not_equal")):
-        return (_WHOLE_UNSIGNED if dtype in _UNSIGNED else _WHOLE).get(name, Loop(7, 1))
+        return (_WHOLE_UNSIGNED if dtype in _UNSIGNED else _WHOLE).get(name, InnerLoop(7, 1))
     if name in _FAST:
-        return Loop(3, vector_width(dtype))
+        return InnerLoop(3, vector_width(dtype))
     if in_place and name in ("maximum", "minimum") and not _column(dtype):
-        return Loop(4, 2)
+        return InnerLoop(4, 2)
     return _loop(_BINARY[name][_column(dtype)], dtype, 5)
 
 
-def scalar_loop(name: str, dtype: torch.dtype) -> Loop:
+def scalar_loop(name: str, dtype: torch.dtype) -> InnerLoop:
     """The loop of an operation with a tensor and one number."""
     if name == "integer" or (not dtype.is_floating_point and name not in ("compare", "not_equal")):
-        return (_WHOLE_UNSIGNED if dtype in _UNSIGNED else _WHOLE).get(name, Loop(6, 1))
+        return (_WHOLE_UNSIGNED if dtype in _UNSIGNED else _WHOLE).get(name, InnerLoop(6, 1))
     if name in _FAST:
-        return Loop(2, vector_width(dtype))
+        return InnerLoop(2, vector_width(dtype))
     row = _SCALAR.get(name)
     return binary_loop(name, dtype) if row is None else _loop(row[_column(dtype)], dtype, 4)
 
 
-__all__ = ["BINARY_NAMES", "UNARY_NAMES", "WORKERS", "Loop", "binary_loop", "per_worker", "scalar_loop", "unary_loop"]
+__all__ = [
+    "BINARY_NAMES",
+    "UNARY_NAMES",
+    "WORKERS",
+    "InnerLoop",
+    "binary_loop",
+    "per_worker",
+    "scalar_loop",
+    "unary_loop",
+]

@@ -10,7 +10,7 @@ import torch
 from poptorch.ipu_model.architecture import Architecture, vector_width
 from poptorch.ipu_model.cycles import convolution as cycles
 from poptorch.ipu_model.cycles.convolution import Array, MatrixUnit, Repeats, Windows
-from poptorch.ipu_model.planner.shapes import Work
+from poptorch.ipu_model.planner.shapes import ProductWork
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Method:
     """Whether its partial results are cleared before."""
 
 
-def methods(chip: Architecture, work: Work, dtype: torch.dtype, partials: torch.dtype) -> list[Method]:
+def methods(chip: Architecture, work: ProductWork, dtype: torch.dtype, partials: torch.dtype) -> list[Method]:
     """The vertices that can do this work."""
     half, half_partials = dtype.itemsize < 4, partials.itemsize < 4
     one = work.kernel_rows * work.kernel_columns == 1
@@ -75,7 +75,7 @@ def _units(chip: Architecture, half: bool, half_partials: bool, outputs: int) ->
     return [full] if full == fewer or -(-outputs // 16) * 16 == -(-outputs // 8) * 8 else [full, fewer]
 
 
-def _rows_at_once(unit: MatrixUnit, work: Work) -> list[int]:
+def _rows_at_once(unit: MatrixUnit, work: ProductWork) -> list[int]:
     """Kernel rows that share the inputs of the unit: more of them for few channels."""
     few = [h for h in (2, 4) if work.inputs * h <= unit.input_channels and work.kernel_rows >= h]
     return [1, *few]
@@ -85,7 +85,7 @@ def _repeats(t: TileSizes) -> Repeats:
     return Repeats(t.inputs, t.outputs, t.groups)
 
 
-def _windows(t: TileSizes, work: Work) -> Windows:
+def _windows(t: TileSizes, work: ProductWork) -> Windows:
     return Windows(t.rows, t.width, t.kernel_rows, work.kernel_columns)
 
 
@@ -103,7 +103,7 @@ def _rate(unit: MatrixUnit) -> float:
     return unit.units * unit.input_channels / (4 if unit.half_inputs else 8)
 
 
-def _matrix_nx1(unit: MatrixUnit, work: Work, at_once: int) -> Method:
+def _matrix_nx1(unit: MatrixUnit, work: ProductWork, at_once: int) -> Method:
     def count(t: TileSizes) -> Array:
         vertex = cycles.matrix_nx1(unit, _windows(t, work), at_once, _repeats(t), unit.units)
         return vertex + cycles.zero_partials(t.positions, _repeats(t), unit.units)
@@ -111,7 +111,7 @@ def _matrix_nx1(unit: MatrixUnit, work: Work, at_once: int) -> Method:
     return Method("convnx1", unit.input_channels // at_once, unit.units, count, _rate(unit), zeroes=True)
 
 
-def _horizontal(half: bool, half_partials: bool, work: Work, vector: int) -> Method:
+def _horizontal(half: bool, half_partials: bool, work: ProductWork, vector: int) -> Method:
     def count(t: TileSizes) -> Array:
         return cycles.horizontal_mac(
             half, half_partials, t.rows * t.width, t.kernel_rows * work.kernel_columns, t.inputs * vector, t.outputs,
@@ -121,14 +121,14 @@ def _horizontal(half: bool, half_partials: bool, work: Work, vector: int) -> Met
     return Method("hmac", vector, 1, count, float(vector))
 
 
-def _vertical(half_partials: bool, work: Work, block: int) -> Method:
+def _vertical(half_partials: bool, work: ProductWork, block: int) -> Method:
     def count(t: TileSizes) -> Array:
         return cycles.vertical_mac(half_partials, _windows(t, work), block, t.groups)
 
     return Method("vmac", 1, 1, count, 4.0, group_block=block)
 
 
-def _slic(half_partials: bool, work: Work) -> Method:
+def _slic(half_partials: bool, work: ProductWork) -> Method:
     channels = next(c for c in (1, 2, 4) if c >= work.inputs)
     windows = -(-work.kernel_columns // 4)
     block = min(4 // channels, work.groups)

@@ -9,9 +9,9 @@ import torch
 
 from poptorch.errors import createPoptorchError
 from poptorch.ipu_model.architecture import Architecture
-from poptorch.ipu_model.planner.search import Plan, Types, search
-from poptorch.ipu_model.planner.shapes import ConvolutionShape, Pass, convolution_work, product_work
-from poptorch.ipu_model.steps import Exchange, OpCost, Step, Vertices
+from poptorch.ipu_model.planner.search import ProductPlan, Types, search
+from poptorch.ipu_model.planner.shapes import ConvolutionShape, ProductPass, convolution_work, product_work
+from poptorch.ipu_model.steps import CostStep, Exchange, OpCost, Vertices
 
 _PIECES = 12
 """Pieces in which a tile receives an operand: tiles that hold neighbouring parts send them as one."""
@@ -83,16 +83,16 @@ def plan_convolution(
     types = Types(dtype, partials)
     plan = search(chip, [convolution_work(shape, chip.tiles)], types, proportion * chip.memory_per_tile)
     direct = shape.direct
-    steps: list[Step] = []
+    steps: list[CostStep] = []
     inputs = direct.batch * direct.in_channels * math.prod(direct.input)
     results = direct.batch * direct.out_channels * math.prod(direct.output)
-    if direct.kind is Pass.WEIGHT_GRADIENT:
+    if direct.kind is ProductPass.WEIGHT_GRADIENT:
         steps.append(_arrange(chip, results, direct.out_channels, types))
     elif arrange_input:
-        forward = direct.kind is Pass.FORWARD
+        forward = direct.kind is ProductPass.FORWARD
         size, channels = (inputs, direct.in_channels) if forward else (results, direct.out_channels)
         steps.append(_arrange(chip, size, channels // direct.groups, types))
-    if direct.kind is Pass.INPUT_GRADIENT:  # the weights are laid out for the forward pass
+    if direct.kind is ProductPass.INPUT_GRADIENT:  # the weights are laid out for the forward pass
         weights = direct.in_channels // direct.groups * direct.out_channels * math.prod(direct.kernel)
         steps.append(_arrange(chip, weights, direct.out_channels // direct.groups, types))
     steps.extend(_steps(chip, plan, types))
@@ -100,7 +100,7 @@ def plan_convolution(
     return OpCost(tuple(steps), 2.0 * shape.multiplications, weight_tile_bytes=held)
 
 
-def _arrange(chip: Architecture, elements: int, channels: int, types: Types) -> Step:
+def _arrange(chip: Architecture, elements: int, channels: int, types: Types) -> CostStep:
     """Copy an operand into the layout that the vertices read: exchange it, then reorder it on the tile."""
     element = types.operands.itemsize
     share = math.ceil(elements / chip.tiles) * element
@@ -108,7 +108,7 @@ def _arrange(chip: Architecture, elements: int, channels: int, types: Types) -> 
     cycles = math.ceil(share * (5 / 4 / min(8, element) if atom == 8 else _SLOW_COPY[max(2, atom)]))
     tiles = min(chip.tiles, elements)
     pieces = max(1, min(4, math.ceil(share / 128)))
-    return Step(
+    return CostStep(
         "arrange",
         cycles=cycles,
         total_cycles=cycles * tiles,
@@ -119,16 +119,16 @@ def _arrange(chip: Architecture, elements: int, channels: int, types: Types) -> 
     )
 
 
-def _steps(chip: Architecture, plan: Plan, types: Types) -> list[Step]:
+def _steps(chip: Architecture, plan: ProductPlan, types: Types) -> list[CostStep]:
     """A plan as steps, in the order in which they run."""
     repeat = plan.serial
 
-    def on_tile(name: str, codelet: str, cycles: float, temporary: float = 0.0) -> list[Step]:
+    def on_tile(name: str, codelet: str, cycles: float, temporary: float = 0.0) -> list[CostStep]:
         if not cycles:
             return []
         vertices = (Vertices(codelet, 1, plan.tiles, 20),)
         return [
-            Step(name, cycles, cycles * plan.tiles, None, vertices, plan.tiles, repeat, temporary),
+            CostStep(name, cycles, cycles * plan.tiles, None, vertices, plan.tiles, repeat, temporary),
         ]
 
     serial_slices = on_tile("slice", "dynamic_slice", plan.slice_cycles)
@@ -137,7 +137,7 @@ def _steps(chip: Architecture, plan: Plan, types: Types) -> list[Step]:
     vertices = [Vertices(plan.codelet, 1, plan.tiles, 36)]
     if plan.zeroes:
         vertices.append(Vertices("zero", 1, plan.tiles, 8))
-    convolve = Step(
+    convolve = CostStep(
         "convolve",
         cycles=plan.cycles,
         total_cycles=plan.cycles * plan.tiles,
@@ -148,7 +148,7 @@ def _steps(chip: Architecture, plan: Plan, types: Types) -> list[Step]:
         temporary_bytes=plan.temporary_bytes,
     )
     sums = [
-        Step(
+        CostStep(
             "reduce",
             cycles=stage.cycles,
             total_cycles=stage.cycles * plan.tiles,

@@ -14,7 +14,7 @@ from poptorch.ipu_model.architecture import Architecture, vector_width
 from poptorch.ipu_model.calibration import PLANNED_COMPUTE
 from poptorch.ipu_model.cycles.convolution import Array, cast_partials, ceil_div, reduce_partials, reduction_stages
 from poptorch.ipu_model.planner.methods import Method, TileSizes, methods
-from poptorch.ipu_model.planner.shapes import Work, split_sizes
+from poptorch.ipu_model.planner.shapes import ProductWork, split_sizes
 
 Indices = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class Types:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlanStage:
     """One stage of the sum of partial results."""
 
     depth: int
@@ -57,7 +57,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """How one piece of work is spread, with the sizes of its largest tile."""
 
     codelet: str
@@ -81,7 +81,7 @@ class Plan:
     slice_cycles: float
     add_cycles: float
     cast_cycles: float
-    stages: tuple[Stage, ...]
+    stages: tuple[PlanStage, ...]
     temporary_bytes: float
     total: float
     """Everything, synchronisation included: what the search minimises."""
@@ -110,7 +110,7 @@ class _Splits:
     kernel: Array
 
 
-def search(chip: Architecture, works: Sequence[Work], types: Types, bound: float) -> Plan:
+def search(chip: Architecture, works: Sequence[ProductWork], types: Types, bound: float) -> ProductPlan:
     """The fastest plan whose temporary bytes per tile stay within the bound.
 
     ``works`` are forms of the same work, such as a product and its transpose; the plan tells which one it is for.
@@ -130,14 +130,14 @@ def search(chip: Architecture, works: Sequence[Work], types: Types, bound: float
     return _fastest(everything, max(bound, _SLACK * leanest))
 
 
-def _serial(work: Work, method: Method) -> list[tuple[int, int]]:
+def _serial(work: ProductWork, method: Method) -> list[tuple[int, int]]:
     """Numbers of steps over input channels and over output channels."""
     inputs, outputs = -(-work.inputs // method.input_group), -(-work.outputs // method.output_group)
     return [(n, 1) for n in _SERIAL if n <= inputs] + [(1, n) for n in _SERIAL if n <= outputs]
 
 
-def _fastest(candidates: list[_Candidates], bound: float) -> Plan:
-    best: Plan | None = None
+def _fastest(candidates: list[_Candidates], bound: float) -> ProductPlan:
+    best: ProductPlan | None = None
     for it in candidates:
         plan = it.fastest(bound, np.inf if best is None else best.total)
         if plan is not None:
@@ -152,7 +152,7 @@ class _Candidates:
     def __init__(
         self,
         chip: Architecture,
-        works: Sequence[Work],
+        works: Sequence[ProductWork],
         types: Types,
         form: int,
         method: Method,
@@ -230,7 +230,7 @@ class _Candidates:
         if self.serial_inputs > 1:
             self.temporary = self.temporary + partial_bytes
 
-    def fastest(self, bound: float, limit: float) -> Plan | None:
+    def fastest(self, bound: float, limit: float) -> ProductPlan | None:
         """The fastest plan within the bytes, if it is faster than the limit."""
         t, work = self.sizes, self.work
         serial = self.serial_inputs * self.serial_outputs
@@ -321,7 +321,7 @@ class _Candidates:
         cast = cast_partials(self.partial_elements[keep], self.types.half_operands, self.types.half_partials)
         return np.where(self.depth[keep] == 1, cast + self.chip.sync_cycles, 0.0)
 
-    def _plan(self, at: int, total: float) -> Plan:
+    def _plan(self, at: int, total: float) -> ProductPlan:
         keep = np.array([at])
         s = self.splits
         sync = self.chip.sync_cycles
@@ -330,7 +330,7 @@ class _Candidates:
             return max(0.0, float(cycles[0]) - sync)
 
         stages = self._stages(int(self.depth[at]), keep)
-        return Plan(
+        return ProductPlan(
             codelet=self.method.codelet,
             tiles=int(self.used[at]),
             serial_inputs=self.serial_inputs,
@@ -348,7 +348,7 @@ class _Candidates:
             slice_cycles=without_sync(self._slices(keep)),
             add_cycles=without_sync(self._additions(keep)),
             cast_cycles=without_sync(self._casts(keep)),
-            stages=tuple(Stage(number, float(moved[0]), float(work[0])) for number, moved, work in stages),
+            stages=tuple(PlanStage(number, float(moved[0]), float(work[0])) for number, moved, work in stages),
             temporary_bytes=float(self.temporary[at]),
             total=total,
             form=self.form,
@@ -356,4 +356,4 @@ class _Candidates:
         )
 
 
-__all__ = ["Plan", "Stage", "Types", "search"]
+__all__ = ["ProductPlan", "PlanStage", "Types", "search"]

@@ -13,7 +13,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.ipu_model.cycles.convolution import Array, ceil_div
 
 
-class Pass(enum.Enum):
+class ProductPass(enum.Enum):
     """Which of the three convolutions of a training step is meant."""
 
     FORWARD = "forward"
@@ -45,7 +45,7 @@ class ConvolutionShape:
     groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
-    kind: Pass = Pass.FORWARD
+    kind: ProductPass = ProductPass.FORWARD
 
     def __post_init__(self) -> None:
         dimensions = len(self.input)
@@ -72,7 +72,7 @@ class ConvolutionShape:
         """The same work as a pass of a convolution that is not transposed."""
         if not self.transposed:
             return self
-        turned = {Pass.FORWARD: Pass.INPUT_GRADIENT, Pass.INPUT_GRADIENT: Pass.FORWARD}
+        turned = {ProductPass.FORWARD: ProductPass.INPUT_GRADIENT, ProductPass.INPUT_GRADIENT: ProductPass.FORWARD}
         return dataclasses.replace(
             self,
             in_channels=self.out_channels,
@@ -117,7 +117,7 @@ class Positions:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class ProductWork:
     """A product or a convolution, ready for the search."""
 
     groups: int
@@ -149,11 +149,11 @@ def split_sizes(size: int, even: bool = False, most: int = 4096) -> list[int]:
     return sorted(s for s in splits if s <= most)
 
 
-def product_work(groups: int, rows: int, inner: int, columns: int, tiles: int) -> Work:
+def product_work(groups: int, rows: int, inner: int, columns: int, tiles: int) -> ProductWork:
     """A product of matrices as a convolution: rows are positions, columns are output channels."""
     splits = np.array(split_sizes(rows, most=tiles), np.float64)
     part = ceil_div(rows, splits)
-    return Work(groups, inner, columns, 1, 1, Positions(splits, np.ones_like(part), part, part, part))
+    return ProductWork(groups, inner, columns, 1, 1, Positions(splits, np.ones_like(part), part, part, part))
 
 
 def _few(size: int, most: int) -> list[int]:
@@ -168,16 +168,16 @@ def _spans(outputs: Array, kernel: int, stride: int, dilation: int, whole: int) 
     return np.minimum(np.minimum((outputs - 1) * stride + dilation * (kernel - 1) + 1, outputs * kernel), whole)
 
 
-def convolution_work(shape: ConvolutionShape, tiles: int) -> Work:
+def convolution_work(shape: ConvolutionShape, tiles: int) -> ProductWork:
     """One pass of a convolution in the common form."""
     shape = shape.direct
     g = shape.groups
     inputs, outputs = shape.in_channels // g, shape.out_channels // g
     height, columns = math.prod(shape.kernel[:-1]), shape.kernel[-1]
     stride = max(shape.stride)
-    if shape.kind is Pass.WEIGHT_GRADIENT:
+    if shape.kind is ProductPass.WEIGHT_GRADIENT:
         return _weight_gradient(shape, inputs, outputs, height * columns, tiles)
-    forward = shape.kind is Pass.FORWARD
+    forward = shape.kind is ProductPass.FORWARD
     field = shape.output if forward else shape.input
     under = shape.input if forward else shape.output
     rows, width = math.prod(field[:-1]), field[-1]
@@ -198,10 +198,10 @@ def convolution_work(shape: ConvolutionShape, tiles: int) -> Work:
         wide = np.minimum(touched + (columns - 1) // shape.stride[-1], under[-1])
         inputs, outputs = outputs, inputs
     positions = Positions(splits[0] * splits[1] * splits[2], b * touched_rows, touched, b * y * x, b * high * wide)
-    return Work(g, inputs, outputs, height, columns, positions, stride)
+    return ProductWork(g, inputs, outputs, height, columns, positions, stride)
 
 
-def _weight_gradient(shape: ConvolutionShape, inputs: int, outputs: int, taps: int, tiles: int) -> Work:
+def _weight_gradient(shape: ConvolutionShape, inputs: int, outputs: int, taps: int, tiles: int) -> ProductWork:
     """Positions are weights of one output channel; the sum goes over all positions of all samples."""
     channel, tap = np.meshgrid(split_sizes(inputs, most=tiles), split_sizes(taps, most=tiles), indexing="ij")
     keep = channel * tap <= tiles
@@ -210,10 +210,18 @@ def _weight_gradient(shape: ConvolutionShape, inputs: int, outputs: int, taps: i
     field = shape.batch * math.prod(shape.output)
     under = shape.batch * math.prod(n + 2 * p for n, p in zip(shape.input, shape.padding, strict=True))
     reads = c * np.minimum(k, max(1.0, under / field))
-    return Work(
+    return ProductWork(
         shape.groups, field, outputs, 1, 1, Positions(channels * kernels, np.ones_like(c), c * k, c * k, reads),
         transposes=True,
     )  # fmt: skip
 
 
-__all__ = ["ConvolutionShape", "Pass", "Positions", "Work", "convolution_work", "product_work", "split_sizes"]
+__all__ = [
+    "ConvolutionShape",
+    "ProductPass",
+    "Positions",
+    "ProductWork",
+    "convolution_work",
+    "product_work",
+    "split_sizes",
+]

@@ -26,7 +26,7 @@ ON_IPU = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class CostedOperand:
     """What is known about one tensor."""
 
     shape: tuple[int, ...]
@@ -82,14 +82,14 @@ def real_type(dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Call:
+class CostedCall:
     """One operation on one kind of chip."""
 
     operator: torch._ops.OpOverload
     arguments: tuple[tuple[str, Any], ...]
     """Every argument by its name in the schema; tensors are operands."""
 
-    results: tuple[Operand, ...]
+    results: tuple[CostedOperand, ...]
     chip: Architecture
     partials: torch.dtype = torch.float32
     """Type of partial sums, for products."""
@@ -118,12 +118,12 @@ class Call:
         return self.by_name.get(name, otherwise)
 
     @cached_property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[CostedOperand, ...]:
         """All tensors among the arguments."""
         return tuple(_operands(tuple(value for _, value in self.arguments)))
 
     @property
-    def result(self) -> Operand:
+    def result(self) -> CostedOperand:
         """The first result; of an operation that only writes, what it writes to."""
         return self.results[0] if self.results else self.operands[0]
 
@@ -143,18 +143,18 @@ def bare_name(operator: torch._ops.OpOverload) -> str:
     return name.rstrip("_") if not name.endswith("__") else name
 
 
-def _operands(value: Any) -> Iterator[Operand]:
-    if isinstance(value, Operand):
+def _operands(value: Any) -> Iterator[CostedOperand]:
+    if isinstance(value, CostedOperand):
         yield value
     elif isinstance(value, tuple):
         for item in value:
             yield from _operands(item)
 
 
-Rule = Callable[[Call], OpCost]
+Rule = Callable[[CostedCall], OpCost]
 """Says what an operation costs."""
 
 Table = dict[str, Rule]
 """Rules by the bare names of operations."""
 
-__all__ = ["ON_IPU", "Call", "Operand", "Rule", "Table", "bare_name", "real_type"]
+__all__ = ["ON_IPU", "CostedCall", "CostedOperand", "Rule", "Table", "bare_name", "real_type"]

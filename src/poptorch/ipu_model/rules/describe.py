@@ -11,21 +11,21 @@ from torch import fx
 
 from poptorch.errors import createPoptorchError
 from poptorch.ipu_model.architecture import Architecture
-from poptorch.ipu_model.rules.call import Call, Operand, bare_name
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, bare_name
 from poptorch.ipu_model.settings import CostSettings, partials_type
-from poptorch.ops.traits import Kind, Traits, traits_of
+from poptorch.ops.traits import OpKind, Traits, traits_of
 from poptorch.program.opinfo import OpInfo, Sweep, info_of
 
 _FAR = 1000
 """Operations that the search for the origin of a mapping looks back at most."""
 
-_KEEPS_MAPPING = {Kind.VIEW, Kind.ELEMENTWISE, Kind.ACTIVATION, Kind.NORMALISATION, Kind.SOFTMAX, Kind.HINT}
-_PLANNED = {Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.POOLING}
-_ARRANGED = {Kind.PRODUCT, Kind.CONVOLUTION, Kind.RECURRENT}
-_LOOKUPS = {Kind.GATHER, Kind.SCATTER}
+_KEEPS_MAPPING = {OpKind.VIEW, OpKind.ELEMENTWISE, OpKind.ACTIVATION, OpKind.NORMALISATION, OpKind.SOFTMAX, OpKind.HINT}
+_PLANNED = {OpKind.PRODUCT, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.POOLING}
+_ARRANGED = {OpKind.PRODUCT, OpKind.CONVOLUTION, OpKind.RECURRENT}
+_LOOKUPS = {OpKind.GATHER, OpKind.SCATTER}
 
 
-def describe(node: fx.Node, chip: Architecture, settings: CostSettings) -> Call:
+def describe(node: fx.Node, chip: Architecture, settings: CostSettings) -> CostedCall:
     """The operation without its graph."""
     operator, info, traits = node.target, info_of(node), traits_of(node)
     assert isinstance(operator, torch._ops.OpOverload), node
@@ -35,7 +35,11 @@ def describe(node: fx.Node, chip: Architecture, settings: CostSettings) -> Call:
 
     def operand(value: fx.Node) -> Any:
         known = described(value.meta.get("val"), node, 0, planned and _is_resident(value))
-        return replace(known, home=homes.setdefault(_home(value), len(homes))) if isinstance(known, Operand) else known
+        return (
+            replace(known, home=homes.setdefault(_home(value), len(homes)))
+            if isinstance(known, CostedOperand)
+            else known
+        )
 
     given = dict(zip((a.name for a in operator._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     arguments = tuple(
@@ -44,15 +48,15 @@ def describe(node: fx.Node, chip: Architecture, settings: CostSettings) -> Call:
     )
     value = node.meta.get("val")
     several = value if isinstance(value, (list, tuple)) else [value]
-    results = tuple(r for v in several if isinstance(r := described(v, node, 0), Operand))
-    if not results and operator._schema.returns and not operator._schema.is_mutable and traits.kind is not Kind.HOST:
+    results = tuple(r for v in several if isinstance(r := described(v, node, 0), CostedOperand))
+    if not results and operator._schema.returns and not operator._schema.is_mutable and traits.kind is not OpKind.HOST:
         raise _unknown_size(node, "nothing is known about its result")
     partials, proportion = _planning(info, traits, settings)
-    return Call(operator, arguments, results, chip, partials, proportion, info.cycles)
+    return CostedCall(operator, arguments, results, chip, partials, proportion, info.cycles)
 
 
 def _planning(info: OpInfo, traits: Traits, settings: CostSettings) -> tuple[torch.dtype, float]:
-    convolution = traits.kind is Kind.CONVOLUTION or traits.name == "multi_conv"
+    convolution = traits.kind is OpKind.CONVOLUTION or traits.name == "multi_conv"
     if convolution:
         partials, proportion = settings.convolution_partials, settings.convolution_proportion
     elif traits.kind in _LOOKUPS:
@@ -73,7 +77,7 @@ def described(value: Any, node: fx.Node, home: int, resident: bool = False) -> A
             raise _unknown_size(node, f"{tuple(value.shape)} depends on data")
         strided = value.layout == torch.strided
         strides = tuple(value.stride()) if strided else ()
-        return Operand(tuple(value.shape), value.dtype, strides, home, resident)
+        return CostedOperand(tuple(value.shape), value.dtype, strides, home, resident)
     if isinstance(value, (list, tuple)):
         return tuple(described(item, node, home) for item in value)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -122,7 +126,7 @@ def _home(node: fx.Node) -> object:
 
 def _is_resident(node: fx.Node) -> bool:
     """Whether a value is a port of the program, seen as it is or through views."""
-    while node.op == "call_function" and traits_of(node).kind is Kind.VIEW and node.all_input_nodes:
+    while node.op == "call_function" and traits_of(node).kind is OpKind.VIEW and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.op in ("placeholder", "get_attr")
 
@@ -130,9 +134,9 @@ def _is_resident(node: fx.Node) -> bool:
 def _mapped_like(node: fx.Node) -> fx.Node | None:
     """The operand whose mapping the result of an operation has."""
     traits = traits_of(node)
-    if node.op != "call_function" or traits.kind not in _KEEPS_MAPPING | {Kind.STRUCTURE}:
+    if node.op != "call_function" or traits.kind not in _KEEPS_MAPPING | {OpKind.STRUCTURE}:
         return None
-    if traits.kind in (Kind.ELEMENTWISE, Kind.ACTIVATION):
+    if traits.kind in (OpKind.ELEMENTWISE, OpKind.ACTIVATION):
         size = _numel(node.meta.get("val"))
         return next((n for n in node.all_input_nodes if _numel(n.meta.get("val")) == size), None)
     first = node.all_input_nodes[:1]

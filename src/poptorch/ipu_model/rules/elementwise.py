@@ -9,10 +9,10 @@ from poptorch.ipu_model.cycles import copying
 from poptorch.ipu_model.cycles import elementwise as cycles
 from poptorch.ipu_model.cycles.loops import BINARY_NAMES
 from poptorch.ipu_model.cycles.scaled_add import scaled_add
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import expression, sequence
 from poptorch.ipu_model.rules.passes import bytes_to_align, distinct, each_element, elements_on_tile
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 _SEQUENCES = """
     neg: negate
@@ -132,7 +132,7 @@ SEQUENCES = _rows(_SEQUENCES)
 EXPRESSIONS = _rows(_EXPRESSIONS)
 
 
-def _compute_type(call: Call) -> torch.dtype:
+def _compute_type(call: CostedCall) -> torch.dtype:
     """The type that arithmetic is done in: that of the widest operand, floating-point before whole numbers."""
     types = [o.element_type for o in call.operands if o.elements > 1 or len(call.operands) == 1] or [
         o.element_type for o in call.operands
@@ -143,18 +143,18 @@ def _compute_type(call: Call) -> torch.dtype:
     return result if result.is_floating_point and not widest.is_floating_point else widest
 
 
-def _largest(call: Call) -> Operand:
+def _largest(call: CostedCall) -> CostedOperand:
     """What decides about the work: the result, or an operand where the result is smaller."""
     return max((call.result, *call.operands), key=lambda operand: operand.elements)
 
 
-def cast_step(chip: Architecture, name: str, elements: int, source: torch.dtype, target: torch.dtype) -> Step:
+def cast_step(chip: Architecture, name: str, elements: int, source: torch.dtype, target: torch.dtype) -> CostStep:
     """Convert one type into another."""
     wide = max(source, target, key=lambda dtype: dtype.itemsize)
     return each_element(chip, f"{name}: cast", elements, wide, lambda own: cycles.cast(own, source, target), "cast")
 
 
-def _casts(call: Call, dtype: torch.dtype, chip: Architecture) -> list[Step]:
+def _casts(call: CostedCall, dtype: torch.dtype, chip: Architecture) -> list[CostStep]:
     """Operands of another floating-point type are converted first."""
     steps = []
     for operand in call.operands:
@@ -167,13 +167,13 @@ def _casts(call: Call, dtype: torch.dtype, chip: Architecture) -> list[Step]:
 def words_rule(words: str, fused: bool = False) -> Rule:
     """A rule for an operation that is these passes over its elements."""
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         return pointwise(call, words, fused)
 
     return rule
 
 
-def pointwise(call: Call, words: str, fused: bool = False) -> OpCost:
+def pointwise(call: CostedCall, words: str, fused: bool = False) -> OpCost:
     """Passes over the elements of the largest tensor of a call."""
     chip, tensor, dtype = call.chip, _largest(call), _compute_type(call)
     steps = _casts(call, dtype, chip)
@@ -186,7 +186,7 @@ def pointwise(call: Call, words: str, fused: bool = False) -> OpCost:
     return OpCost(tuple(steps), flops=float(tensor.elements * len(words.split())))
 
 
-def _with_number(call: Call, word: str) -> str:
+def _with_number(call: CostedCall, word: str) -> str:
     """A word for two operands, where one of them is a number."""
     sizes = [operand.elements for operand in call.operands]
     if word in BINARY_NAMES and sum(size > 1 for size in sizes) < 2 and max(sizes, default=0) > 1:
@@ -198,8 +198,14 @@ def _with_number(call: Call, word: str) -> str:
 
 
 def binary_steps(
-    chip: Architecture, name: str, word: str, result: Operand, left: Operand, right: Operand | None, dtype: torch.dtype
-) -> list[Step]:
+    chip: Architecture,
+    name: str,
+    word: str,
+    result: CostedOperand,
+    left: CostedOperand,
+    right: CostedOperand | None,
+    dtype: torch.dtype,
+) -> list[CostStep]:
     """An operation of two operands, of which one may be broadcast, or be a number."""
     operands = [left] if right is None else [left, right]
     small = min(operands, key=lambda operand: operand.elements)
@@ -228,7 +234,7 @@ def binary_steps(
 
 
 def _arithmetic(word: str) -> Rule:
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         chip, dtype = call.chip, _compute_type(call)
         left, *others = call.operands
         right = others[0] if others else None
@@ -247,7 +253,7 @@ def _arithmetic(word: str) -> Rule:
     return rule
 
 
-def _scaled_add(call: Call, target: Operand, source: Operand, both_scaled: bool = False) -> Step:
+def _scaled_add(call: CostedCall, target: CostedOperand, source: CostedOperand, both_scaled: bool = False) -> CostStep:
     """``target + scale * source``: types may differ."""
     chip, dtype = call.chip, target.element_type
     share = elements_on_tile(target.elements, dtype, chip)
@@ -260,7 +266,7 @@ def _scaled_add(call: Call, target: Operand, source: Operand, both_scaled: bool 
     return each_element(chip, call.name, target.elements, dtype, work, "scaled_add", moved, pieces)
 
 
-def _add_product(call: Call) -> OpCost:
+def _add_product(call: CostedCall) -> OpCost:
     """``target + value * left * right``; with a number among the factors that is one pass."""
     target, *factors = call.operands
     large = [factor for factor in factors if factor.elements > 1]
@@ -269,7 +275,7 @@ def _add_product(call: Call) -> OpCost:
     return pointwise(call, "multiply scaled_add")
 
 
-def _interpolate(call: Call) -> OpCost:
+def _interpolate(call: CostedCall) -> OpCost:
     """``start + weight * (end - start)``; with one number for all elements that is one pass."""
     start, end, *weight = call.operands
     if start.elements == end.elements and all(number.elements == 1 for number in weight):
@@ -283,7 +289,7 @@ _POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 3: "square mu
            -2: "square inverse"}  # fmt: skip
 
 
-def _power(call: Call) -> OpCost:
+def _power(call: CostedCall) -> OpCost:
     exponent = call.get("exponent")
     if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
         if exponent in (0, 1):
@@ -293,33 +299,33 @@ def _power(call: Call) -> OpCost:
 
 
 def _gelu(name: str) -> Rule:
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         return pointwise(call, SEQUENCES[f"{name}_{call.get('approximate', 'none')}"])
 
     return rule
 
 
-def _gated(call: Call) -> OpCost:
+def _gated(call: CostedCall) -> OpCost:
     """One half of the operand through a sigmoid, times the other half."""
     return pointwise(call, "sigmoid multiply")
 
 
-def _gated_backward(call: Call) -> OpCost:
+def _gated_backward(call: CostedCall) -> OpCost:
     return pointwise(call, "sigmoid multiply multiply subtract# multiply multiply")
 
 
-def _clamp(call: Call) -> OpCost:
+def _clamp(call: CostedCall) -> OpCost:
     if any(call.get(bound) is None for bound in ("min", "max")):
         return pointwise(call, "maximum#" if len(call.operands) < 2 else "maximum")
     return pointwise(call, "clamp")
 
 
-def _where(call: Call) -> OpCost:
+def _where(call: CostedCall) -> OpCost:
     sizes = [operand.elements for operand in call.operands[1:]]
     return pointwise(call, "select" if min(sizes, default=1) > 1 else "select#")
 
 
-def _buckets(call: Call) -> OpCost:
+def _buckets(call: CostedCall) -> OpCost:
     """Compare with every boundary, or search among sorted ones: one comparison for each halving."""
     boundaries = min(call.operands, key=lambda operand: operand.elements)
     words = "compare integer " * max(1, boundaries.elements.bit_length())

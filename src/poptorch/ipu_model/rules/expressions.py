@@ -15,7 +15,7 @@ from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.cycles import elementwise, loops, nonlinear, randomness
 from poptorch.ipu_model.cycles.scaled_add import scaled_add
 from poptorch.ipu_model.rules.passes import each_element
-from poptorch.ipu_model.steps import Step
+from poptorch.ipu_model.steps import CostStep
 
 
 def word_cycles(word: str, elements: int, dtype: torch.dtype) -> float:
@@ -63,9 +63,9 @@ _MARKS = {"~": "nonlinearity", "'": "gradient", "#": "scalar"}
 def sequence(
     chip: Architecture, name: str, words: str | Sequence[str], elements: int, dtype: torch.dtype, moved: float = 0.0,
     fragments: int = 1, repeat: int = 1,
-) -> list[Step]:  # fmt: skip
+) -> list[CostStep]:  # fmt: skip
     """One step for each word; ``moved`` bytes arrive on the busiest tile before the first."""
-    steps: list[Step] = []
+    steps: list[CostStep] = []
     for word in words.split() if isinstance(words, str) else words:
         steps.append(
             each_element(
@@ -85,7 +85,7 @@ def sequence(
 
 def expression(
     chip: Architecture, name: str, words: str, elements: int, dtype: torch.dtype, moved: float = 0.0, fragments: int = 1
-) -> Step:
+) -> CostStep:
     """All words in one generated codelet: one loop that does all of it, and one launch."""
 
     def cycles(own: int) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from poptorch.ipu_model.rules.call import Call
-from poptorch.ipu_model.steps import Exchange, OpCost, Step, Vertices, spread
+from poptorch.ipu_model.rules.call import CostedCall
+from poptorch.ipu_model.steps import CostStep, Exchange, OpCost, Vertices, spread
 
 CYCLES_PER_ELEMENT = 20
 """Of a worker, for each element of the largest tensor: a plain loop that loads, computes a little, and stores."""
@@ -12,7 +12,7 @@ OVERHEAD = 40
 """Of a worker, once."""
 
 
-def fallback(call: Call) -> OpCost:
+def fallback(call: CostedCall) -> OpCost:
     """Assume that all operands are spread anew, and a plain loop over the largest tensor.
 
     The result says that it is a guess (``covered`` is false), so that a report can list the operation.
@@ -28,7 +28,7 @@ def fallback(call: Call) -> OpCost:
     tiles = -(-largest.elements // share)
     moved = sum(operand.share(chip) * operand.element_type.itemsize for operand in call.operands)
     each = -(-share // chip.workers)
-    step = Step(
+    step = CostStep(
         call.name,
         cycles=chip.workers * (OVERHEAD + CYCLES_PER_ELEMENT * each),
         total_cycles=chip.workers * (OVERHEAD + CYCLES_PER_ELEMENT * each) * tiles,

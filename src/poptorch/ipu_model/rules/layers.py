@@ -10,12 +10,12 @@ import torch
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.cycles import elementwise as elementwise_cycles
 from poptorch.ipu_model.cycles import nonlinear, reductions
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.elementwise import binary_steps
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import each_element, move, reduce
 from poptorch.ipu_model.rules.reductions import split_of
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 _FLOAT = torch.float32
 
@@ -23,19 +23,19 @@ _FLOAT = torch.float32
 # -- softmax -----------------------------------------------------------------------------------------------------------
 
 
-def broadcast(chip: Architecture, name: str, word: str, rows: int, length: int, dtype: torch.dtype) -> list[Step]:
+def broadcast(chip: Architecture, name: str, word: str, rows: int, length: int, dtype: torch.dtype) -> list[CostStep]:
     """An operation of a matrix with one number for each row."""
-    whole, numbers = Operand((rows, length), dtype), Operand((rows, 1), dtype, home=1)
+    whole, numbers = CostedOperand((rows, length), dtype), CostedOperand((rows, 1), dtype, home=1)
     return binary_steps(chip, name, word, whole, whole, numbers, dtype)
 
 
 def softmax_steps(
     chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, logarithm: bool = False,
     together: bool = True,
-) -> list[Step]:  # fmt: skip
+) -> list[CostStep]:  # fmt: skip
     """The stable form: maximum, difference, exponential, sum, then a division or a logarithm."""
     elements = rows * length
-    steps: list[Step] = list(reduce(chip, f"{name}: max", rows, length, dtype, "max", together))
+    steps: list[CostStep] = list(reduce(chip, f"{name}: max", rows, length, dtype, "max", together))
     steps += broadcast(chip, name, "subtract", rows, length, dtype)
     steps += sequence(chip, name, "exp", elements, dtype)
     steps += reduce(chip, f"{name}: sum", rows, length, dtype, "add", together)
@@ -48,7 +48,7 @@ def softmax_steps(
 def softmax_gradient_steps(
     chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, logarithm: bool = False,
     together: bool = True,
-) -> list[Step]:  # fmt: skip
+) -> list[CostStep]:  # fmt: skip
     """Sum of the products of result and gradient, then their difference."""
     elements = rows * length
     steps = sequence(chip, name, "exp" if logarithm else "multiply", elements, dtype)
@@ -57,7 +57,7 @@ def softmax_gradient_steps(
     return steps + sequence(chip, name, "subtract", elements, dtype)
 
 
-def _softmax(call: Call) -> OpCost:
+def _softmax(call: CostedCall) -> OpCost:
     operand = call.operands[0]
     rows, length, together = split_of(operand, call["dim"])
     build = softmax_gradient_steps if "backward" in call.name else softmax_steps
@@ -69,7 +69,7 @@ def _softmax(call: Call) -> OpCost:
 # -- normalisation -----------------------------------------------------------------------------------------------------
 
 
-def _groups(call: Call) -> tuple[Operand, int, int, bool]:
+def _groups(call: CostedCall) -> tuple[CostedOperand, int, int, bool]:
     """The tensor that is normalised; how many statistics there are; elements of each; whether these lie together."""
     data = max(call.operands, key=lambda operand: operand.elements)
     if "normalized_shape" in call.by_name:
@@ -82,15 +82,15 @@ def _groups(call: Call) -> tuple[Operand, int, int, bool]:
     return data, channels, data.elements // max(1, channels), False
 
 
-def _affine(call: Call) -> bool:
-    return isinstance(call.get("weight"), Operand)
+def _affine(call: CostedCall) -> bool:
+    return isinstance(call.get("weight"), CostedOperand)
 
 
 def statistics_steps(
     chip: Architecture, name: str, count: int, length: int, dtype: torch.dtype, rows: bool
-) -> list[Step]:
+) -> list[CostStep]:
     """Means and inverse standard deviations, in one pass over the data."""
-    steps: list[Step] = list(reduce(chip, f"{name}: mean", count, length, dtype, "add", rows))
+    steps: list[CostStep] = list(reduce(chip, f"{name}: mean", count, length, dtype, "add", rows))
     steps += reduce(chip, f"{name}: power", count, length, dtype, "square", rows)
 
     def inverse(own: int) -> float:
@@ -101,16 +101,16 @@ def statistics_steps(
 
 
 def _normalise_steps(
-    chip: Architecture, name: str, data: Operand, count: int, rows: bool, channels: int, words: str
-) -> list[Step]:
+    chip: Architecture, name: str, data: CostedOperand, count: int, rows: bool, channels: int, words: str
+) -> list[CostStep]:
     """Broadcast passes: with one number for each group, or (``gamma``, ``beta``) for each channel."""
     dtype = data.element_type
     length = data.elements // max(1, count)
-    whole = Operand((count, length) if rows else (length, count), dtype)
-    numbers = Operand((count, 1) if rows else (1, count), dtype, home=1)
-    by_channel = Operand((data.elements // max(1, channels), channels), dtype)
-    weights = Operand((channels,), dtype, home=1)
-    steps: list[Step] = []
+    whole = CostedOperand((count, length) if rows else (length, count), dtype)
+    numbers = CostedOperand((count, 1) if rows else (1, count), dtype, home=1)
+    by_channel = CostedOperand((data.elements // max(1, channels), channels), dtype)
+    weights = CostedOperand((channels,), dtype, home=1)
+    steps: list[CostStep] = []
     for word in words.split():
         if word in ("gamma", "beta"):
             operation = "multiply" if word == "gamma" else "add"
@@ -120,14 +120,14 @@ def _normalise_steps(
     return steps
 
 
-def _channels(call: Call, data: Operand) -> int:
+def _channels(call: CostedCall, data: CostedOperand) -> int:
     if "normalized_shape" in call.by_name:
         return math.prod(call["normalized_shape"])
     return data.shape[1] if len(data.shape) > 1 else 1
 
 
 def _norm(statistics: bool = True) -> Rule:
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         data, count, length, rows = _groups(call)
         chip, dtype, channels = call.chip, data.element_type, _channels(call, data)
         training = statistics and call.get("training", call.get("train", True)) is not False
@@ -138,14 +138,14 @@ def _norm(statistics: bool = True) -> Rule:
         steps = statistics_steps(chip, call.name, count, length, dtype, rows)
         words = "subtract multiply" + (" gamma beta" if _affine(call) else "")
         steps += _normalise_steps(chip, call.name, data, count, rows, channels, words)
-        if "running_mean" in call.by_name and isinstance(call["running_mean"], Operand):
+        if "running_mean" in call.by_name and isinstance(call["running_mean"], CostedOperand):
             steps += sequence(chip, f"{call.name}: running statistics", "scaled_add scaled_add", channels, _FLOAT)
         return OpCost(tuple(steps), 8.0 * data.elements)
 
     return rule
 
 
-def _norm_backward(call: Call) -> OpCost:
+def _norm_backward(call: CostedCall) -> OpCost:
     data, count, length, rows = _groups(call)
     chip, dtype, channels = call.chip, data.element_type, _channels(call, data)
     wanted: Any = call.get("output_mask", (True, True, True))
@@ -167,11 +167,11 @@ def _norm_backward(call: Call) -> OpCost:
     return OpCost(tuple(steps), 14.0 * data.elements)
 
 
-def _root_mean_square(call: Call) -> OpCost:
+def _root_mean_square(call: CostedCall) -> OpCost:
     data, count, length, rows = _groups(call)
     chip, dtype = call.chip, data.element_type
     backward = "backward" in call.name
-    steps: list[Step] = list(reduce(chip, f"{call.name}: power", count, length, dtype, "square", rows))
+    steps: list[CostStep] = list(reduce(chip, f"{call.name}: power", count, length, dtype, "square", rows))
     steps += sequence(chip, call.name, "multiply# add# rsqrt", count, _FLOAT)
     words = "multiply gamma" if _affine(call) else "multiply"
     steps += _normalise_steps(chip, call.name, data, count, rows, _channels(call, data), words)
@@ -183,13 +183,13 @@ def _root_mean_square(call: Call) -> OpCost:
     return OpCost(tuple(steps), 4.0 * data.elements)
 
 
-def _weight_norm(call: Call) -> OpCost:
+def _weight_norm(call: CostedCall) -> OpCost:
     """A norm for each row of the weight, then a factor for it."""
     data, chip = max(call.operands, key=lambda operand: operand.elements), call.chip
     dim = call.get("dim", 0) or 0
     count = data.shape[dim] if data.shape else 1
     length, dtype = data.elements // max(1, count), data.element_type
-    steps: list[Step] = list(reduce(chip, f"{call.name}: norm", count, length, dtype, "square", dim == 0))
+    steps: list[CostStep] = list(reduce(chip, f"{call.name}: norm", count, length, dtype, "square", dim == 0))
     steps += sequence(chip, call.name, "sqrt divide", count, _FLOAT)
     steps += broadcast(chip, call.name, "multiply", count, length, dtype)
     if "backward" in call.name:
@@ -202,10 +202,10 @@ def _weight_norm(call: Call) -> OpCost:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def _likelihood(call: Call) -> OpCost:
+def _likelihood(call: CostedCall) -> OpCost:
     """Choose the value of each target, weigh and add; or put a value at each target."""
     chip, target = call.chip, call["target"]
-    data: Operand = call["self"]
+    data: CostedOperand = call["self"]
     dtype, rows = data.element_type, max(1, target.elements)
     classes = max(1, data.elements // rows)
     encode = each_element(
@@ -225,7 +225,7 @@ def _likelihood(call: Call) -> OpCost:
 def pointwise_loss(words: str, gradient: str) -> Rule:
     """A loss that looks at one element at a time: passes, then a sum or mean; the gradient is passes only."""
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         chip, data = call.chip, max(call.operands, key=lambda operand: operand.elements)
         dtype = data.element_type
         if "backward" in call.name:
@@ -238,7 +238,7 @@ def pointwise_loss(words: str, gradient: str) -> Rule:
     return rule
 
 
-def _temporal(call: Call) -> OpCost:
+def _temporal(call: CostedCall) -> OpCost:
     """Connectionist temporal classification: one step for each time, over all labels of all samples.
 
     Each time adds three logarithms of probabilities for each of twice as many states as a sample has labels. The
@@ -257,7 +257,7 @@ def _temporal(call: Call) -> OpCost:
     return OpCost(tuple(steps), 7.0 * times * batch * states)
 
 
-def _beam_search(call: Call) -> OpCost:
+def _beam_search(call: CostedCall) -> OpCost:
     chip = call.chip
     data = call.operands[0]
     times, batch, classes = data.shape if len(data.shape) == 3 else (1, 1, data.elements)

@@ -10,10 +10,10 @@ import torch
 
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.cycles import slices
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import STATE, TILE_COUNTS, collect, durations, move, reduce
-from poptorch.ipu_model.steps import Exchange, OpCost, Step, Vertices
+from poptorch.ipu_model.steps import CostStep, Exchange, OpCost, Vertices
 
 _COLUMN_GRAIN = 8
 """Bytes of a row that stay together."""
@@ -26,7 +26,7 @@ _MANY = 2.0
 def lookup(
     chip: Architecture, name: str, table_rows: int, row: int, indices: int, dtype: torch.dtype, update: bool = False,
     proportion: float = 0.6,
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[CostStep, ...]:  # fmt: skip
     """Copy, or add, ``indices`` rows of ``row`` elements of a table: the fastest way to divide it between tiles.
 
     Tiles divide the rows of the table, its columns and the indices. Where rows are divided, each part finds what it
@@ -36,7 +36,7 @@ def lookup(
         return ()
     bound = proportion * chip.memory_per_tile
 
-    def price(steps: tuple[Step, ...]) -> float:
+    def price(steps: tuple[CostStep, ...]) -> float:
         over = max(step.temporary_bytes for step in steps) > bound
         return durations(steps, chip) * (_MANY if over else 1.0)
 
@@ -59,7 +59,7 @@ def _splits(chip: Architecture, table_rows: int, row: int, dtype: torch.dtype) -
 def _plan(
     chip: Architecture, name: str, table_rows: int, row: int, indices: int, dtype: torch.dtype, update: bool,
     rows_split: int, columns_split: int, index_split: int,
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[CostStep, ...]:  # fmt: skip
     width = -(-row // columns_split)
     own = -(-indices // index_split)
     each = -(-own // chip.workers)
@@ -84,48 +84,52 @@ def _plan(
     return (first, _step(f"{name}: collect", again, tiles, arriving, arriving, rows_split, "slice"))
 
 
-def _step(name: str, cycles: float, tiles: int, received: float, temporary: float, pieces: int, codelet: str) -> Step:
+def _step(
+    name: str, cycles: float, tiles: int, received: float, temporary: float, pieces: int, codelet: str
+) -> CostStep:
     exchange = Exchange(received, received * tiles, pieces)
     vertices = (Vertices(codelet, 1, tiles, STATE[codelet]),)
-    return Step(name, cycles, cycles * tiles, exchange, vertices, tiles, 1, temporary)
+    return CostStep(name, cycles, cycles * tiles, exchange, vertices, tiles, 1, temporary)
 
 
 def grouped_lookup(
     chip: Architecture, name: str, groups: int, table_rows: int, row: int, indices: int, dtype: torch.dtype,
     update: bool = False, proportion: float = 0.6,
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[CostStep, ...]:  # fmt: skip
     """The same in ``groups`` tables at once: taken as one table, of which every index knows its part."""
     return lookup(chip, name, groups * table_rows, row, groups * indices, dtype, update, proportion)
 
 
-def _table(call: Call, table: Operand, dim: int) -> tuple[int, int]:
+def _table(call: CostedCall, table: CostedOperand, dim: int) -> tuple[int, int]:
     """Rows of a table, and elements of one, when ``dim`` is looked up."""
     rows = table.shape[dim] if table.shape else 1
     return rows, table.elements // max(1, rows)
 
 
-def _embedding(call: Call) -> OpCost:
+def _embedding(call: CostedCall) -> OpCost:
     table, indices = call["weight"], call["indices"]
     rows, row = _table(call, table, 0)
     steps = lookup(call.chip, call.name, rows, row, indices.elements, table.element_type, False, call.proportion)
     return OpCost(steps)
 
 
-def _embedding_backward(call: Call) -> OpCost:
+def _embedding_backward(call: CostedCall) -> OpCost:
     gradient, indices = call["grad_output"], call["indices"]
     return OpCost((*_zeros(call, call.result), *_add_rows(call, call.result, 0, indices.elements, gradient)))
 
 
-def _zeros(call: Call, result: Operand) -> list[Step]:
+def _zeros(call: CostedCall, result: CostedOperand) -> list[CostStep]:
     return [move(call.chip, f"{call.name}: zero", result.elements, result.element_type, exchanged=False)]
 
 
-def _add_rows(call: Call, result: Operand, dim: int, indices: int, values: Operand) -> tuple[Step, ...]:
+def _add_rows(
+    call: CostedCall, result: CostedOperand, dim: int, indices: int, values: CostedOperand
+) -> tuple[CostStep, ...]:
     rows, row = _table(call, result, dim)
     return lookup(call.chip, call.name, rows, row, indices, values.element_type, True, call.proportion)
 
 
-def _bag(call: Call) -> OpCost:
+def _bag(call: CostedCall) -> OpCost:
     table, indices = call["weight"], call["indices"]
     rows, row = _table(call, table, 0)
     chip, dtype = call.chip, table.element_type
@@ -135,7 +139,7 @@ def _bag(call: Call) -> OpCost:
     return OpCost((*found, *added), float(indices.elements * row))
 
 
-def _bag_backward(call: Call) -> OpCost:
+def _bag_backward(call: CostedCall) -> OpCost:
     gradient, indices = call["grad"], call["indices"]
     row = call.result.elements // max(1, call.result.shape[0])
     spreading = lookup(call.chip, f"{call.name}: spread", max(1, gradient.shape[0]), row, indices.elements,
@@ -144,7 +148,7 @@ def _bag_backward(call: Call) -> OpCost:
     return OpCost((*spreading, *_zeros(call, call.result), *added))
 
 
-def _index_select(call: Call) -> OpCost:
+def _index_select(call: CostedCall) -> OpCost:
     table, dim = call.operands[0], call.get("dim", 0)
     rows, row = _table(call, table, dim)
     count = call.result.elements // max(1, row)
@@ -152,16 +156,16 @@ def _index_select(call: Call) -> OpCost:
     return OpCost((*_arranged(call, table, dim), *steps))
 
 
-def _arranged(call: Call, table: Operand, dim: int) -> list[Step]:
+def _arranged(call: CostedCall, table: CostedOperand, dim: int) -> list[CostStep]:
     """Rows that do not lie together are brought together first."""
     if not table.shape or dim % len(table.shape) == 0:
         return []
     return [move(call.chip, f"{call.name}: arrange", table.elements, table.element_type, aligned=False)]
 
 
-def _gather(call: Call) -> OpCost:
+def _gather(call: CostedCall) -> OpCost:
     """One element for each index, from the row of the index."""
-    table: Operand = call.operands[0]
+    table: CostedOperand = call.operands[0]
     size = table.shape[call.get("dim", 0)] if table.shape else 1
     groups = max(1, table.elements // max(1, size))
     count = -(-call.result.elements // groups)
@@ -169,10 +173,10 @@ def _gather(call: Call) -> OpCost:
     return OpCost(grouped_lookup(call.chip, call.name, groups, size, 1, count, dtype, False, call.proportion))
 
 
-def _index(call: Call) -> OpCost:
+def _index(call: CostedCall) -> OpCost:
     """Rows at the places that several tensors of indices name; a mask is a choice for each element."""
-    table: Operand = call["self"]
-    given = [i for i in call["indices"] if isinstance(i, Operand)]
+    table: CostedOperand = call["self"]
+    given = [i for i in call["indices"] if isinstance(i, CostedOperand)]
     if any(index.dtype in (torch.bool, torch.uint8) for index in given):
         return OpCost(tuple(sequence(call.chip, call.name, "select#", table.elements, table.element_type)))
     rows, row = _rows_of(table, call["indices"])
@@ -183,15 +187,15 @@ def _index(call: Call) -> OpCost:
     return OpCost((*positions, *steps))
 
 
-def _rows_of(table: Operand, indices: tuple[object, ...]) -> tuple[int, int]:
-    chosen = [size for size, index in zip(table.shape, indices, strict=False) if isinstance(index, Operand)]
+def _rows_of(table: CostedOperand, indices: tuple[object, ...]) -> tuple[int, int]:
+    chosen = [size for size, index in zip(table.shape, indices, strict=False) if isinstance(index, CostedOperand)]
     rows = math.prod(chosen)
     return rows, table.elements // max(1, rows)
 
 
-def _index_put(call: Call) -> OpCost:
+def _index_put(call: CostedCall) -> OpCost:
     table, values = call["self"], call["values"]
-    given = [i for i in call["indices"] if isinstance(i, Operand)]
+    given = [i for i in call["indices"] if isinstance(i, CostedOperand)]
     copied = [] if call.in_place else _zeros(call, table)
     if any(index.dtype in (torch.bool, torch.uint8) for index in given):
         return OpCost((*copied, *sequence(call.chip, call.name, "select#", table.elements, table.element_type)))
@@ -202,10 +206,10 @@ def _index_put(call: Call) -> OpCost:
     return OpCost((*copied, *steps), float(count * row if update else 0))
 
 
-def _index_add(call: Call) -> OpCost:
+def _index_add(call: CostedCall) -> OpCost:
     table = call["self"]
     dim = call.get("dim", 0)
-    index: Operand = call["index"]
+    index: CostedOperand = call["index"]
     copied = [] if call.in_place else _zeros(call, table)
     return OpCost((*copied, *_arranged(call, table, dim), *_add_rows(call, table, dim, index.elements, table)))
 
@@ -213,9 +217,9 @@ def _index_add(call: Call) -> OpCost:
 def _scatter(update: bool) -> Rule:
     """One element for each index, to the row of the index."""
 
-    def rule(call: Call) -> OpCost:
-        table: Operand = call["self"]
-        index: Operand = call["index"]
+    def rule(call: CostedCall) -> OpCost:
+        table: CostedOperand = call["self"]
+        index: CostedOperand = call["index"]
         size = table.shape[call.get("dim", 0)] if table.shape else 1
         groups = max(1, table.elements // max(1, size))
         count = -(-index.elements // groups)
@@ -227,13 +231,13 @@ def _scatter(update: bool) -> Rule:
     return rule
 
 
-def _put(call: Call) -> OpCost:
+def _put(call: CostedCall) -> OpCost:
     table, index = call["self"], call["index"]
     steps = lookup(call.chip, call.name, table.elements, 1, index.elements, table.element_type, "put" in call.name)
     return OpCost((*([] if call.in_place else _zeros(call, table)), *steps))
 
 
-def _chosen(call: Call) -> OpCost:
+def _chosen(call: CostedCall) -> OpCost:
     """Keep what a mask names: count what comes before each element, then copy to its place."""
     data = call.operands[0]
     steps = sequence(call.chip, call.name, "compare# integer", data.elements, torch.int32)
@@ -241,7 +245,7 @@ def _chosen(call: Call) -> OpCost:
     return OpCost((*steps, *found))
 
 
-def _farthest_points(call: Call) -> OpCost:
+def _farthest_points(call: CostedCall) -> OpCost:
     """For each point that is kept: distances to the last one, and the largest of them."""
     data, kept = call.operands[0], call.result.elements
     points = max(1, data.shape[0] if data.shape else 1)

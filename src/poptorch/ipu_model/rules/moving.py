@@ -5,42 +5,42 @@ from __future__ import annotations
 import torch
 
 from poptorch.ipu_model.cycles import elementwise, randomness
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.elementwise import cast_step
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import each_element, move
 from poptorch.ipu_model.rules.reductions import bitonic
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 
-def _written(call: Call) -> Operand:
+def _written(call: CostedCall) -> CostedOperand:
     return max((call.result, *call.results), key=lambda operand: operand.elements)
 
 
-def _clone(call: Call) -> OpCost:
+def _clone(call: CostedCall) -> OpCost:
     """A copy inside tiles; where the order of elements changes, they change their tiles too."""
     source, result = call.operands[0], call.result
     return OpCost((_copy(call, result, reordered=source.strides != result.strides and not source.is_contiguous),))
 
 
-def _copy(call: Call, result: Operand, reordered: bool) -> Step:
+def _copy(call: CostedCall, result: CostedOperand, reordered: bool) -> CostStep:
     return move(
         call.chip, call.name, result.elements, result.element_type, aligned=not reordered, exchanged=reordered
     )  # fmt: skip
 
 
-def _convert(call: Call) -> OpCost:
+def _convert(call: CostedCall) -> OpCost:
     """A conversion of types, and a copy where the order changes."""
     source, result = call.operands[0], call.result
     return OpCost((*cast_steps(call, source, result), *_reordering(call, source, result)))
 
 
-def _reordering(call: Call, source: Operand, result: Operand) -> list[Step]:
+def _reordering(call: CostedCall, source: CostedOperand, result: CostedOperand) -> list[CostStep]:
     same = source.strides == result.strides or source.is_contiguous
     return [] if same else [_copy(call, result, reordered=True)]
 
 
-def cast_steps(call: Call, source: Operand, result: Operand) -> list[Step]:
+def cast_steps(call: CostedCall, source: CostedOperand, result: CostedOperand) -> list[CostStep]:
     """Convert one type into another; equal types are copied."""
     before, after = source.element_type, result.element_type
     if before == after:
@@ -48,7 +48,7 @@ def cast_steps(call: Call, source: Operand, result: Operand) -> list[Step]:
     return [cast_step(call.chip, call.name, result.elements, before, after)]
 
 
-def _assign(call: Call) -> OpCost:
+def _assign(call: CostedCall) -> OpCost:
     """Write a tensor into another, of another type or mapping perhaps."""
     target, source = call.operands[0], call.operands[-1]
     if source.elements < target.elements:
@@ -58,42 +58,42 @@ def _assign(call: Call) -> OpCost:
     return OpCost((_copy(call, target, reordered=source.home != target.home),))
 
 
-def _moved(call: Call) -> OpCost:
+def _moved(call: CostedCall) -> OpCost:
     """Elements that change their places: joined, repeated, padded, turned round."""
     result = _written(call)
     return OpCost((move(call.chip, call.name, result.elements, result.element_type, _whole_rows(call)),))
 
 
-def _whole_rows(call: Call) -> bool:
+def _whole_rows(call: CostedCall) -> bool:
     """Whether elements move in pieces of 64 bits: all tensors have rows of that size."""
     tensors = [o for o in (*call.operands, *call.results) if o.shape]
     return all(o.shape[-1] * o.element_type.itemsize % 8 == 0 and o.is_contiguous for o in tensors)
 
 
-def _pad_backward(call: Call) -> OpCost:
+def _pad_backward(call: CostedCall) -> OpCost:
     """Copies, and sums of what was written more than once."""
     result = _written(call)
     steps = [move(call.chip, call.name, result.elements, result.element_type, aligned=False)]
     return OpCost((*steps, *sequence(call.chip, call.name, "add", result.elements, result.element_type)))
 
 
-def _fill(call: Call) -> OpCost:
+def _fill(call: CostedCall) -> OpCost:
     result = _written(call)
     return OpCost((fill_step(call, result),))
 
 
-def fill_step(call: Call, result: Operand) -> Step:
+def fill_step(call: CostedCall, result: CostedOperand) -> CostStep:
     """The same number everywhere; each worker fills a part."""
     dtype = result.element_type
     return each_element(call.chip, call.name, result.elements, dtype, lambda n: elementwise.fill(n, dtype), "fill")
 
 
-def _undefined(call: Call) -> OpCost:
+def _undefined(call: CostedCall) -> OpCost:
     """Memory without contents: nothing runs."""
     return OpCost()
 
 
-def _counting(call: Call) -> OpCost:
+def _counting(call: CostedCall) -> OpCost:
     result = _written(call)
     dtype = result.element_type
     step = each_element(call.chip, call.name, result.elements, dtype, lambda n: elementwise.iota(n, dtype), "fill")
@@ -102,7 +102,7 @@ def _counting(call: Call) -> OpCost:
 
 
 def _random(kind: str, after: str = "") -> Rule:
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         result = call.result
         dtype = result.element_type
         cycles = {"uniform": randomness.uniform, "bernoulli": randomness.bernoulli, "dropout": randomness.dropout,
@@ -114,7 +114,7 @@ def _random(kind: str, after: str = "") -> Rule:
     return rule
 
 
-def _dropout(call: Call) -> OpCost:
+def _dropout(call: CostedCall) -> OpCost:
     """Zero some elements, scale the others, and keep the mask where one is asked for."""
     cost = _random("dropout")(call)
     mask = call.results[1:2]
@@ -122,7 +122,7 @@ def _dropout(call: Call) -> OpCost:
     return OpCost((*cost.steps, *(step for found in steps for step in found)), cost.flops)
 
 
-def _permutation(call: Call) -> OpCost:
+def _permutation(call: CostedCall) -> OpCost:
     result = call.result
     keys = _random("uniform")(call).steps
     count = result.elements

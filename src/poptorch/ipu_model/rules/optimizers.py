@@ -11,10 +11,10 @@ import torch
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.cycles import elementwise
 from poptorch.ipu_model.cycles.scaled_add import scaled_add
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import expression, sequence
 from poptorch.ipu_model.rules.passes import each_element
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 _FLOAT = torch.float32
 PREFIX = "_foreach_"
@@ -23,7 +23,7 @@ PREFIX = "_foreach_"
 def each_tensor(rule: Rule) -> Rule:
     """A rule for a list of tensors, from that for one: PopART updates every weight by operations of its own."""
 
-    def of_all(call: Call) -> OpCost:
+    def of_all(call: CostedCall) -> OpCost:
         costs = [rule(one) for one in _calls(call)]
         return OpCost(
             tuple(step for cost in costs for step in cost.steps),
@@ -34,7 +34,7 @@ def each_tensor(rule: Rule) -> Rule:
     return of_all
 
 
-def _calls(call: Call) -> Iterator[Call]:
+def _calls(call: CostedCall) -> Iterator[CostedCall]:
     """The same operation for each tensor."""
     count = max((len(v) for _, v in call.arguments if isinstance(v, tuple)), default=0)
     for index in range(count):
@@ -50,8 +50,8 @@ def _item(value: Any, index: int) -> Any:
 
 
 def scaled_add_step(
-    chip: Architecture, name: str, target: Operand, source: torch.dtype, both_scaled: bool = False
-) -> Step:
+    chip: Architecture, name: str, target: CostedOperand, source: torch.dtype, both_scaled: bool = False
+) -> CostStep:
     """``target += scale * source``, where it lies."""
     dtype = target.element_type
     return each_element(
@@ -59,13 +59,13 @@ def scaled_add_step(
     )
 
 
-def _tensors(call: Call, *names: str) -> Iterator[list[Operand]]:
+def _tensors(call: CostedCall, *names: str) -> Iterator[list[CostedOperand]]:
     """One tensor of each list at a time; lists that the optimizer does not use are taken as the weights."""
     lists = [call.get(name) or call["self"] for name in names]
     yield from (list(tensors) for tensors in zip(*lists, strict=True))
 
 
-def _adam(call: Call) -> OpCost:
+def _adam(call: CostedCall) -> OpCost:
     """Both moments, the direction as one expression, and the weight."""
     chip, steps = call.chip, []
     for weight, gradient, first, second, largest in _tensors(
@@ -82,12 +82,12 @@ def _adam(call: Call) -> OpCost:
     return OpCost(tuple(steps), 12.0 * sum(weight.elements for weight in call["self"]))
 
 
-def _fused(chip: Architecture, name: str, tensor: Operand, operations: int) -> Step:
+def _fused(chip: Architecture, name: str, tensor: CostedOperand, operations: int) -> CostStep:
     dtype = tensor.element_type
     return each_element(chip, name, tensor.elements, dtype, lambda n: elementwise.fused(n, operations, dtype), "fused")
 
 
-def _descent(call: Call) -> OpCost:
+def _descent(call: CostedCall) -> OpCost:
     """Weight decay, velocity, weight."""
     chip, steps = call.chip, []
     for weight, gradient, velocity in _tensors(call, "self", "grads", "momentum_buffer_list"):
@@ -101,7 +101,7 @@ def _descent(call: Call) -> OpCost:
     return OpCost(tuple(steps), 4.0 * sum(weight.elements for weight in call["self"]))
 
 
-def _adagrad(call: Call) -> OpCost:
+def _adagrad(call: CostedCall) -> OpCost:
     chip, steps = call.chip, []
     for weight, total in _tensors(call, "self", "state_sums"):
         steps.append(_fused(chip, "sum of squares", total, 2))
@@ -110,7 +110,7 @@ def _adagrad(call: Call) -> OpCost:
     return OpCost(tuple(steps), 6.0 * sum(weight.elements for weight in call["self"]))
 
 
-def _unscale(call: Call) -> OpCost:
+def _unscale(call: CostedCall) -> OpCost:
     """Check for numbers that are none, and divide by the loss scale."""
     chip, steps = call.chip, []
     for (tensor,) in _tensors(call, "self"):
@@ -118,7 +118,7 @@ def _unscale(call: Call) -> OpCost:
     return OpCost(tuple(steps))
 
 
-_FUSED: dict[str, Callable[[Call], OpCost]] = {
+_FUSED: dict[str, Callable[[CostedCall], OpCost]] = {
     "_fused_adam": _adam,
     "_fused_adamw": _adam,
     "_fused_sgd": _descent,

@@ -11,8 +11,8 @@ import torch
 
 from poptorch.ipu_model.architecture import Architecture, vector_width
 from poptorch.ipu_model.cycles import copying, reductions
-from poptorch.ipu_model.rules.call import Operand
-from poptorch.ipu_model.steps import Exchange, Step, Vertices, spread
+from poptorch.ipu_model.rules.call import CostedOperand
+from poptorch.ipu_model.steps import CostStep, Exchange, Vertices, spread
 
 TILE_COUNTS = tuple(sorted({*(round(1.1**k) for k in range(4, 77)), 1, 1216, 1440, 1472}))
 """Numbers of tiles that searches try. A fixed list: a chip with more tiles has all choices of one with fewer."""
@@ -46,17 +46,17 @@ def each_element(
     fragments: int = 1,
     repeat: int = 1,
     temporary: float = 0.0,
-) -> Step:
+) -> CostStep:
     """One compute set over all elements of a tensor.
 
     ``moved`` are the bytes that the busiest tile receives first.
     """
     if not elements:
-        return Step(name)
+        return CostStep(name)
     share = elements_on_tile(elements, dtype, chip)
     tiles = -(-elements // share)
     cost = cycles(share)
-    return Step(
+    return CostStep(
         name,
         cycles=cost,
         total_cycles=cost * tiles,
@@ -85,7 +85,9 @@ def distinct(shape: Sequence[int], operand: Sequence[int], share: int) -> int:
     return min(needed, math.prod(operand))
 
 
-def bytes_to_align(chip: Architecture, result: Operand, operands: Sequence[Operand], share: int) -> tuple[float, int]:
+def bytes_to_align(
+    chip: Architecture, result: CostedOperand, operands: Sequence[CostedOperand], share: int
+) -> tuple[float, int]:
     """What the busiest tile receives so that operands lie where the result is computed, and in how many pieces.
 
     The result lies like the first operand of its size. Others of that size move where their mapping differs; smaller
@@ -115,7 +117,7 @@ def reduce(
     dtype: torch.dtype,
     kind: str = "add",
     rows: bool = True,
-) -> tuple[Step, ...]:
+) -> tuple[CostStep, ...]:
     """Reduce ``outputs`` groups of ``reduced`` elements; ``rows``: the elements of a group lie side by side.
 
     Tiles hold blocks of outputs and of reduced elements, as products and linear mappings leave them. Each reduces what
@@ -134,12 +136,12 @@ def reduce(
 
 def _blocks(
     chip: Architecture, name: str, outputs: int, reduced: int, dtype: torch.dtype, kind: str, rows: bool, parts: int
-) -> tuple[Step, ...]:
+) -> tuple[CostStep, ...]:
     across = max(1, min(outputs, chip.tiles // parts))
     own, depth = -(-outputs // across), -(-reduced // parts)
     cost = reductions.tile(depth, own, dtype, kind, rows)
     holding = max(across * parts, -(-outputs * reduced // elements_on_tile(outputs * reduced, dtype, chip)))
-    first = Step(
+    first = CostStep(
         name,
         cycles=cost,
         total_cycles=cost * across * parts,
@@ -163,13 +165,13 @@ def _blocks(
 _SUMS = {"add", "square", "log_add", "multiply"}
 
 
-def collect(chip: Architecture, name: str, outputs: int, depth: int, dtype: torch.dtype, kind: str) -> Step:
+def collect(chip: Architecture, name: str, outputs: int, depth: int, dtype: torch.dtype, kind: str) -> CostStep:
     """Collect partial results from ``depth`` tiles each, and reduce them."""
     tiles = min(outputs, chip.tiles)
     own = -(-outputs // tiles)
     received = float(own * depth * dtype.itemsize)
     cost = reductions.tile(depth, own, dtype, kind, rows=False)
-    return Step(
+    return CostStep(
         f"{name} (partials)",
         cycles=cost,
         total_cycles=cost * tiles,
@@ -185,7 +187,7 @@ def collect(chip: Architecture, name: str, outputs: int, depth: int, dtype: torc
 
 def move(
     chip: Architecture, name: str, elements: int, dtype: torch.dtype, aligned: bool = True, exchanged: bool = True
-) -> Step:
+) -> CostStep:
     """Copy a tensor: to other tiles, or only inside them."""
     share = elements_on_tile(elements, dtype, chip)
     return each_element(
@@ -200,13 +202,13 @@ def move(
     )
 
 
-def on_best_tiles(chip: Architecture, build: Callable[[Architecture], list[Step]]) -> list[Step]:
+def on_best_tiles(chip: Architecture, build: Callable[[Architecture], list[CostStep]]) -> list[CostStep]:
     """The fastest of what ``build`` makes for all numbers of tiles: spreading further may cost more than it saves."""
     choices = (build(replace(chip, tiles=tiles)) for tiles in TILE_COUNTS if tiles <= chip.tiles)
     return min(choices, key=lambda steps: durations(steps, chip))
 
 
-def durations(steps: Sequence[Step], chip: Architecture) -> float:
+def durations(steps: Sequence[CostStep], chip: Architecture) -> float:
     """Cycles of several steps."""
     return sum(step.duration(chip) for step in steps)
 

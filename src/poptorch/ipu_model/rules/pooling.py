@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from poptorch.ipu_model.cycles import pooling as cycles
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.lookups import lookup
 from poptorch.ipu_model.rules.passes import each_element, elements_on_tile, move, reduce
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 _CHANNELS = 16
 """Channels that a tile holds of a position."""
@@ -21,7 +21,7 @@ def _sizes(value: Any, space: int) -> tuple[int, ...]:
     return sizes * space if len(sizes) == 1 else sizes
 
 
-def pooling_step(call: Call, small: Operand, window: int, stride: int, kind: str) -> Step:
+def pooling_step(call: CostedCall, small: CostedOperand, window: int, stride: int, kind: str) -> CostStep:
     """Pool to, or spread from, the smaller of two tensors.
 
     Tiles share its positions; each receives the inputs of its own, ``stride`` positions for each and a margin.
@@ -44,7 +44,7 @@ def pooling_step(call: Call, small: Operand, window: int, stride: int, kind: str
 
 
 def _pool(kind: str) -> Rule:
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         small = min((call.operands[0], call.result), key=lambda operand: operand.elements)
         large = max((call.operands[0], call.result), key=lambda operand: operand.elements)
         if not small.elements:
@@ -74,7 +74,7 @@ def _pool(kind: str) -> Rule:
 _NEIGHBOURS = {"nearest": 1, "linear": 2, "bilinear": 4, "bicubic": 16, "trilinear": 8, "grid": 4}
 
 
-def _resample(call: Call) -> OpCost:
+def _resample(call: CostedCall) -> OpCost:
     """Each element is a weighted sum of a few neighbours, which arrive from other tiles; weights are constants."""
     result = max((call.result, call.operands[0]), key=lambda operand: operand.elements)
     words = [word for word in _NEIGHBOURS if word in call.name]
@@ -88,7 +88,7 @@ def _resample(call: Call) -> OpCost:
     return OpCost((copies, *steps), 2.0 * neighbours * result.elements)
 
 
-def _grid(call: Call) -> OpCost:
+def _grid(call: CostedCall) -> OpCost:
     """Places, then weights of the four (or eight) neighbours, then a lookup of each."""
     data = call["input"]
     grid = call["grid"]
@@ -104,7 +104,7 @@ def _grid(call: Call) -> OpCost:
     return OpCost((*steps, *found, *sequence(chip, call.name, words, places * channels, dtype)))
 
 
-def _affine_grid(call: Call) -> OpCost:
+def _affine_grid(call: CostedCall) -> OpCost:
     """A small matrix for every position."""
     result, words = call.result, "multiply scaled_add add"
     return OpCost(tuple(sequence(call.chip, call.name, words, result.elements, result.element_type)))

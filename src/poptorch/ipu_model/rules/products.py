@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from poptorch.ipu_model.planner import ConvolutionShape, Pass, plan_convolution, plan_product
-from poptorch.ipu_model.rules.call import Call, Operand, Table
+from poptorch.ipu_model.planner import ConvolutionShape, ProductPass, plan_convolution, plan_product
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Table
 from poptorch.ipu_model.rules.elementwise import binary_steps
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.layers import softmax_gradient_steps, softmax_steps
 from poptorch.ipu_model.rules.passes import move, reduce
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 _REAL_PRODUCTS = 4
 """Products of real matrices in one of complex matrices."""
 
 
-def joined(costs: Sequence[OpCost], extra: Sequence[Step] = ()) -> OpCost:
+def joined(costs: Sequence[OpCost], extra: Sequence[CostStep] = ()) -> OpCost:
     """Several costs, one after the other, and more steps."""
     return OpCost(
         (*(step for cost in costs for step in cost.steps), *extra),
@@ -42,8 +42,8 @@ def product_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def product(
-    call: Call, groups: int, rows: int, inner: int, columns: int, dtype: torch.dtype,
-    left: Operand | None = None, right: Operand | None = None,
+    call: CostedCall, groups: int, rows: int, inner: int, columns: int, dtype: torch.dtype,
+    left: CostedOperand | None = None, right: CostedOperand | None = None,
 ) -> OpCost:  # fmt: skip
     """Plan a product; operands that are at home in it are not arranged."""
     several = _REAL_PRODUCTS if dtype.is_complex else 1
@@ -53,7 +53,7 @@ def product(
     )  # fmt: skip
 
 
-def _matrices(call: Call, left: Operand, right: Operand) -> OpCost:
+def _matrices(call: CostedCall, left: CostedOperand, right: CostedOperand) -> OpCost:
     """The product of two tensors by the rules of ``matmul``."""
     rows = left.shape[-2] if len(left.shape) > 1 else 1
     inner = left.shape[-1] if left.shape else 1
@@ -65,12 +65,12 @@ def _matrices(call: Call, left: Operand, right: Operand) -> OpCost:
     return product(call, groups, rows, inner, columns, left.dtype, left, right)
 
 
-def _two(call: Call) -> OpCost:
+def _two(call: CostedCall) -> OpCost:
     left, right = call.operands[:2]
     return _matrices(call, left, right)
 
 
-def _with_addend(call: Call) -> OpCost:
+def _with_addend(call: CostedCall) -> OpCost:
     """``beta * addend + alpha * left @ right``."""
     addend, left, right = call.operands[:3]
     cost, result = _matrices(call, left, right), call.result
@@ -84,18 +84,18 @@ def _with_addend(call: Call) -> OpCost:
     return joined([cost], extra)
 
 
-def _scaling(call: Call, result: Operand) -> list[Step]:
+def _scaling(call: CostedCall, result: CostedOperand) -> list[CostStep]:
     return sequence(call.chip, call.name, "multiply#", result.elements, result.element_type)
 
 
-def _outer(call: Call) -> OpCost:
+def _outer(call: CostedCall) -> OpCost:
     *addend, left, right = call.operands
     cost = product(call, 1, left.elements, 1, right.elements, left.dtype)
     result = call.result
     return joined([cost], sequence(call.chip, call.name, "add" if addend else "", result.elements, result.element_type))
 
 
-def _linear(call: Call) -> OpCost:
+def _linear(call: CostedCall) -> OpCost:
     data, weight, *bias = call.operands
     inner = data.shape[-1]
     cost = product(call, 1, data.elements // max(1, inner), inner, weight.shape[0], data.dtype, data, weight)
@@ -105,7 +105,7 @@ def _linear(call: Call) -> OpCost:
     return joined([cost], [step for some in steps for step in some])
 
 
-def _serialized(call: Call) -> OpCost:
+def _serialized(call: CostedCall) -> OpCost:
     """The same product in ``factor`` parts, one after the other, in a loop."""
     left, right = call.operands[:2]
     factor, mode = max(1, int(call["factor"])), str(call["mode"])
@@ -123,7 +123,7 @@ def _serialized(call: Call) -> OpCost:
     else:
         factor = 1
     cost = repeated(product(call, groups, rows, inner, columns, left.dtype, left, right), factor)
-    extra: list[Step] = []
+    extra: list[CostStep] = []
     if factor > 1:
         part = -(-call.result.elements // (1 if "reducing" in mode else factor))
         if "reducing" in mode:
@@ -134,7 +134,7 @@ def _serialized(call: Call) -> OpCost:
     return joined([cost], extra)
 
 
-def _grouped(call: Call) -> OpCost:
+def _grouped(call: CostedCall) -> OpCost:
     """Groups of rows, each with a matrix of its own; assumed to be equally large."""
     left, right = call.operands[:2]
     if len(left.shape) == 3 and len(right.shape) == 3:
@@ -150,7 +150,7 @@ def _grouped(call: Call) -> OpCost:
     return product(call, matrices, rows, inner, columns, left.dtype)
 
 
-def _trilinear(call: Call) -> OpCost:
+def _trilinear(call: CostedCall) -> OpCost:
     """Expand two operands, multiply, and sum with the third."""
     result, dtype = call.result, call.result.element_type
     total = max(operand.elements for operand in call.operands) * max(1, *result.shape[-1:])
@@ -160,7 +160,7 @@ def _trilinear(call: Call) -> OpCost:
     return OpCost(tuple(steps), 3.0 * total)
 
 
-def _exponential(call: Call) -> OpCost:
+def _exponential(call: CostedCall) -> OpCost:
     """A polynomial of the matrix, squared several times."""
     data = call.operands[0]
     size = data.shape[-1]
@@ -172,7 +172,7 @@ def _exponential(call: Call) -> OpCost:
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 
-def _shape(call: Call, data: Operand, weight: Operand, kind: Pass) -> ConvolutionShape:
+def _shape(call: CostedCall, data: CostedOperand, weight: CostedOperand, kind: ProductPass) -> ConvolutionShape:
     transposed, groups = bool(call.get("transposed", False)), int(call.get("groups", 1) or 1)
     space = len(weight.shape) - 2
     batched = len(data.shape) == space + 2
@@ -190,7 +190,7 @@ def _shape(call: Call, data: Operand, weight: Operand, kind: Pass) -> Convolutio
     )  # fmt: skip
 
 
-def _convolve(call: Call, data: Operand, weight: Operand, kind: Pass) -> OpCost:
+def _convolve(call: CostedCall, data: CostedOperand, weight: CostedOperand, kind: ProductPass) -> OpCost:
     if not data.elements or not weight.elements:
         return OpCost()
     shape = _shape(call, data, weight, kind)
@@ -198,26 +198,26 @@ def _convolve(call: Call, data: Operand, weight: Operand, kind: Pass) -> OpCost:
     return repeated(cost, _REAL_PRODUCTS) if data.dtype.is_complex else cost
 
 
-def _convolution(call: Call) -> OpCost:
+def _convolution(call: CostedCall) -> OpCost:
     data, weight, *bias = call.operands
-    cost, result = _convolve(call, data, weight, Pass.FORWARD), call.result
+    cost, result = _convolve(call, data, weight, ProductPass.FORWARD), call.result
     if not bias:
         return cost
     channels = bias[0].elements
-    whole = Operand((result.elements // max(1, channels), channels), result.dtype)
-    vector = Operand((channels,), result.dtype, home=1)
+    whole = CostedOperand((result.elements // max(1, channels), channels), result.dtype)
+    vector = CostedOperand((channels,), result.dtype, home=1)
     return joined([cost], binary_steps(call.chip, "bias", "add", whole, whole, vector, result.element_type))
 
 
-def _convolution_backward(call: Call) -> OpCost:
+def _convolution_backward(call: CostedCall) -> OpCost:
     gradient, data, weight = call["grad_output"], call["input"], call["weight"]
     wanted = call.get("output_mask", (True, True, True))
     costs = []
     if wanted[0]:
-        costs.append(_convolve(call, data, weight, Pass.INPUT_GRADIENT))
+        costs.append(_convolve(call, data, weight, ProductPass.INPUT_GRADIENT))
     if wanted[1]:
-        costs.append(_convolve(call, data, weight, Pass.WEIGHT_GRADIENT))
-    steps: tuple[Step, ...] = ()
+        costs.append(_convolve(call, data, weight, ProductPass.WEIGHT_GRADIENT))
+    steps: tuple[CostStep, ...] = ()
     if len(wanted) > 2 and wanted[2]:
         channels = math.prod(call.get("bias_sizes") or (1,))
         positions = gradient.elements // max(1, channels)
@@ -228,25 +228,25 @@ def _convolution_backward(call: Call) -> OpCost:
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-def _heads(call: Call) -> tuple[int, int, int, int, int]:
+def _heads(call: CostedCall) -> tuple[int, int, int, int, int]:
     """Groups, queries, keys, and the sizes of a query and of a value."""
     query, key, value = call["query"], call["key"], call["value"]
     return math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]
 
 
-def _attention(call: Call) -> OpCost:
+def _attention(call: CostedCall) -> OpCost:
     """Scores, scale, mask, softmax, and the sum of values."""
     chip, dtype = call.chip, call["query"].element_type
     groups, queries, keys, size, width = _heads(call)
     scores = product(call, groups, queries, size, keys, dtype)
     steps = sequence(chip, "attention", "multiply#", groups * queries * keys, dtype)
     mask = call.get("attn_mask", call.get("attn_bias"))
-    whole = Operand((groups, queries, keys), dtype)
-    if isinstance(mask, Operand):
+    whole = CostedOperand((groups, queries, keys), dtype)
+    if isinstance(mask, CostedOperand):
         added = replace(mask, home=1, dtype=dtype, shape=mask.shape[-2:])
         steps += binary_steps(chip, "attention mask", "add", whole, whole, added, dtype)
     elif call.get("is_causal"):
-        constant = Operand((queries, keys), dtype, home=1)
+        constant = CostedOperand((queries, keys), dtype, home=1)
         steps += binary_steps(chip, "attention mask", "add", whole, whole, constant, dtype)
     steps += softmax_steps(chip, "attention softmax", groups * queries, keys, dtype)
     if call.get("dropout_p", 0.0):
@@ -254,7 +254,7 @@ def _attention(call: Call) -> OpCost:
     return joined([joined([scores], steps), product(call, groups, queries, keys, width, dtype)])
 
 
-def _attention_backward(call: Call) -> OpCost:
+def _attention_backward(call: CostedCall) -> OpCost:
     """The gradients of values, weights, scores, queries and keys.
 
     The weights of the forward pass are taken as stored: a program for IPUs has no kernel that computes them again.

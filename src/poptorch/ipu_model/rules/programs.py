@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from poptorch.ipu_model.architecture import Architecture
-from poptorch.ipu_model.rules.call import Call, Operand, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Table
 from poptorch.ipu_model.rules.fallback import fallback
 from poptorch.ipu_model.rules.passes import durations, move
 from poptorch.ipu_model.rules.products import joined, repeated
 from poptorch.ipu_model.settings import CostSettings
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 from poptorch.ops.subgraph import graph_from_text
 
 CostOf = Callable[[fx.Node, Architecture, CostSettings], OpCost]
@@ -27,7 +27,7 @@ _BRANCH = 20
 
 
 @lru_cache(maxsize=256)
-def typed_body(text: str, operands: tuple[Operand, ...]) -> fx.Graph:
+def typed_body(text: str, operands: tuple[CostedOperand, ...]) -> fx.Graph:
     """A body as a graph whose nodes know their shapes and types."""
     module = fx.GraphModule(torch.nn.Module(), graph_from_text(text))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -40,7 +40,7 @@ def typed_body(text: str, operands: tuple[Operand, ...]) -> fx.Graph:
 def rules(cost_of: CostOf) -> Table:
     """The rules, with the function that costs the operations inside."""
 
-    def body(call: Call, text: str, operands: Sequence[Operand]) -> OpCost:
+    def body(call: CostedCall, text: str, operands: Sequence[CostedOperand]) -> OpCost:
         if not text:
             return OpCost()
         settings = CostSettings(
@@ -52,20 +52,20 @@ def rules(cost_of: CostOf) -> Table:
         costs = [cost_of(node, call.chip, settings) for node in nodes]
         return replace(joined(costs), covered=all(cost.covered for cost in costs))
 
-    def loop(call: Call) -> OpCost:
+    def loop(call: CostedCall) -> OpCost:
         """Every iteration, and copies of the state where the backward pass will need it."""
         state, captured, count = call["state"], call["captured"], int(call["count"])
         inside = repeated(body(call, call["body"], (*state, *captured)), count)
         return replace(inside, steps=(*inside.steps, *_copies(call, call.results[len(state) :], count)))
 
-    def while_loop(call: Call) -> OpCost:
+    def while_loop(call: CostedCall) -> OpCost:
         """One iteration, and the decision before it: how many there are is known on the device only."""
         state = call["state"]
         asked = body(call, call["condition"], (*state, *call["asked"]))
         done = body(call, call["body"], (*state, *call["captured"]))
         return joined([asked, slower(call, done, OpCost())])
 
-    def loop_backward(call: Call) -> OpCost:
+    def loop_backward(call: CostedCall) -> OpCost:
         stashes, captured, size = call["stashes"], call["captured"], int(call["size"])
         count = int(call["count"])
         at = [replace(stash, shape=stash.shape[1:], strides=()) for stash in stashes]
@@ -73,13 +73,13 @@ def rules(cost_of: CostOf) -> Table:
         inside = repeated(body(call, call["backward_body"], operands), count)
         return replace(inside, steps=(*inside.steps, *_copies(call, stashes, count)))
 
-    def branch(call: Call) -> OpCost:
+    def branch(call: CostedCall) -> OpCost:
         """The slower of both: which one runs is known on the device only."""
         return slower(
             call, body(call, call["then_body"], call["then_inputs"]), body(call, call["else_body"], call["else_inputs"])
         )
 
-    def branch_backward(call: Call) -> OpCost:
+    def branch_backward(call: CostedCall) -> OpCost:
         saved, kept = call["saved_values"], int(call["saved"][0])
         then = (*call["then_inputs"], *saved[:kept], *call["gradients"])
         other = (*call["else_inputs"], *saved[kept:], *call["gradients"])
@@ -104,14 +104,14 @@ def rules(cost_of: CostOf) -> Table:
     }
 
 
-def slower(call: Call, first: OpCost, second: OpCost) -> OpCost:
+def slower(call: CostedCall, first: OpCost, second: OpCost) -> OpCost:
     """The one that takes longer, and the decision before it."""
     taken = max(first, second, key=lambda cost: durations(cost.steps, call.chip))
-    decision = Step(f"{call.name}: decide", cycles=_BRANCH, total_cycles=_BRANCH)
+    decision = CostStep(f"{call.name}: decide", cycles=_BRANCH, total_cycles=_BRANCH)
     return replace(taken, steps=(decision, *taken.steps), covered=first.covered and second.covered)
 
 
-def _copies(call: Call, stashes: Sequence[Operand], count: int) -> list[Step]:
+def _copies(call: CostedCall, stashes: Sequence[CostedOperand], count: int) -> list[CostStep]:
     """One entry of every stash, in each iteration."""
     if not count:
         return []
@@ -122,30 +122,30 @@ def _copies(call: Call, stashes: Sequence[Operand], count: int) -> list[Step]:
     return [replace(step, repeat=count) for step in steps if step.cycles]
 
 
-def _host(call: Call) -> OpCost:
+def _host(call: CostedCall) -> OpCost:
     """Operands to the host and results back; the time of the host itself is not known, and not counted."""
     chip = call.chip
     moved = sum(operand.bytes for operand in (*call.operands, *call.results))
     cycles = 2 * chip.global_sync_cycles + chip.cycles(moved / chip.host_bandwidth)
-    return OpCost((Step(f"{call.name}: host", cycles=cycles, total_cycles=cycles),))
+    return OpCost((CostStep(f"{call.name}: host", cycles=cycles, total_cycles=cycles),))
 
 
-def _abort(call: Call) -> OpCost:
+def _abort(call: CostedCall) -> OpCost:
     """A look at the condition."""
-    return OpCost((Step(f"{call.name}: decide", cycles=_BRANCH, total_cycles=_BRANCH),))
+    return OpCost((CostStep(f"{call.name}: decide", cycles=_BRANCH, total_cycles=_BRANCH),))
 
 
-def _nothing(call: Call) -> OpCost:
+def _nothing(call: CostedCall) -> OpCost:
     """A question about types: answered when the program was recorded."""
     return OpCost()
 
 
-def _custom(call: Call) -> OpCost:
+def _custom(call: CostedCall) -> OpCost:
     """What the author says; without a word of the author, a guess."""
     if call.cycles is None:
         return fallback(call)
     cycles = float(call.cycles)
-    return OpCost((Step(str(call.get("name", "custom")), cycles=cycles, total_cycles=cycles * call.chip.tiles,
+    return OpCost((CostStep(str(call.get("name", "custom")), cycles=cycles, total_cycles=cycles * call.chip.tiles,
                         tiles=call.chip.tiles),))  # fmt: skip
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import reduce
 from poptorch.ipu_model.rules.products import joined, product, repeated
-from poptorch.ipu_model.steps import OpCost, Step
+from poptorch.ipu_model.steps import CostStep, OpCost
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 _CELLS = {
@@ -25,23 +25,23 @@ _MODES = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}
 """How torch numbers the kinds of recurrent layers."""
 
 
-def layer(call: Call, cell: str, times: int, batch: int, inputs: int, hidden: int, dtype: torch.dtype) -> OpCost:
+def layer(call: CostedCall, cell: str, times: int, batch: int, inputs: int, hidden: int, dtype: torch.dtype) -> OpCost:
     """One direction of one layer."""
     gates, chip = _GATES[cell], call.chip
     known = product(call, 1, times * batch, inputs, gates * hidden, dtype)
     turn = repeated(product(call, 1, batch, hidden, gates * hidden, dtype), times)
-    steps: list[Step] = sequence(chip, f"{cell}: add", "add add", batch * gates * hidden, dtype, repeat=times)
+    steps: list[CostStep] = sequence(chip, f"{cell}: add", "add add", batch * gates * hidden, dtype, repeat=times)
     steps += sequence(chip, cell, _CELLS[cell], batch * hidden, dtype, repeat=times)
     return joined([known, turn], steps)
 
 
 def layer_backward(
-    call: Call, cell: str, times: int, batch: int, inputs: int, hidden: int, dtype: torch.dtype
+    call: CostedCall, cell: str, times: int, batch: int, inputs: int, hidden: int, dtype: torch.dtype
 ) -> OpCost:
     """The gradients of one direction of one layer."""
     gates, chip = _GATES[cell], call.chip
     turn = repeated(product(call, 1, batch, gates * hidden, hidden, dtype), times)
-    steps: list[Step] = sequence(chip, f"{cell} gradient", _GRADIENTS[cell], batch * hidden, dtype, repeat=times)
+    steps: list[CostStep] = sequence(chip, f"{cell} gradient", _GRADIENTS[cell], batch * hidden, dtype, repeat=times)
     of_inputs = product(call, 1, times * batch, gates * hidden, inputs, dtype)
     of_weights = product(call, 1, gates * hidden, times * batch, inputs, dtype)
     of_recurrent = product(call, 1, gates * hidden, times * batch, hidden, dtype)
@@ -49,9 +49,9 @@ def layer_backward(
     return joined([turn, of_inputs, of_weights, of_recurrent], steps)
 
 
-def _one_layer(call: Call) -> OpCost:
+def _one_layer(call: CostedCall) -> OpCost:
     """A layer of one direction, as torch calls it on a CPU."""
-    data: Operand = call["input"]
+    data: CostedOperand = call["input"]
     hidden, cell = int(call["hidden_size"]), _MODES[int(call["mode"])]
     inputs = data.shape[-1]
     times, batch = (data.shape[0], data.shape[1]) if len(data.shape) == 3 else (data.shape[0], 1)
@@ -62,7 +62,7 @@ def _one_layer(call: Call) -> OpCost:
 def _stack(cell: str) -> Rule:
     """All layers and directions at once."""
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         data = call.operands[0]
         times, batch = data.shape[:2] if len(data.shape) > 2 else (data.shape[0], 1)
         if call.get("batch_first"):
@@ -79,7 +79,7 @@ def _stack(cell: str) -> Rule:
 def _cell(cell: str) -> Rule:
     """One time step."""
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         data = call.operands[0]
         hidden = call.results[0].shape[-1] if call.results else data.shape[-1]
         batch = data.elements // max(1, data.shape[-1])
@@ -91,7 +91,7 @@ def _cell(cell: str) -> Rule:
 def _gates_only(cell: str) -> Rule:
     """A time step whose products were made elsewhere."""
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         data = call.operands[0]
         words = (_GRADIENTS if "backward" in call.name else _CELLS)[cell]
         elements = -(-data.elements // _GATES[cell])

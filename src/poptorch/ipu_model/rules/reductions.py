@@ -11,7 +11,7 @@ import torch
 from poptorch.ipu_model.architecture import Architecture
 from poptorch.ipu_model.cycles import elementwise as elementwise_cycles
 from poptorch.ipu_model.cycles import nonlinear
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import (
     STATE,
@@ -23,13 +23,13 @@ from poptorch.ipu_model.rules.passes import (
     on_best_tiles,
     reduce,
 )
-from poptorch.ipu_model.steps import Exchange, OpCost, Step, Vertices
+from poptorch.ipu_model.steps import CostStep, Exchange, OpCost, Vertices
 
 
-def split_of(operand: Operand, dims: Any) -> tuple[int, int, bool]:
+def split_of(operand: CostedOperand, dims: Any) -> tuple[int, int, bool]:
     """Outputs, elements of each, and whether these lie side by side, when some dimensions are reduced.
 
-    >>> split_of(Operand((4, 5, 6), torch.float32), (2,)), split_of(Operand((4, 5, 6), torch.float32), None)
+    >>> split_of(CostedOperand((4, 5, 6), torch.float32), (2,)), split_of(CostedOperand((4, 5, 6), torch.float32), None)
     ((20, 6, True), (1, 120, True))
     """
     rank = len(operand.shape)
@@ -41,7 +41,7 @@ def split_of(operand: Operand, dims: Any) -> tuple[int, int, bool]:
     return outputs, reduced, not places or last in places
 
 
-def _dims(call: Call) -> Any:
+def _dims(call: CostedCall) -> Any:
     for name in ("dim", "dims", "axis"):
         if name in call.by_name:
             return call[name]
@@ -51,13 +51,13 @@ def _dims(call: Call) -> Any:
 def reduction(kind: str, before: str = "", after: str = "") -> Rule:
     """A rule for a reduction, with passes over its operand before it and over its result after it."""
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         operand, chip = call.operands[0], call.chip
         outputs, reduced, rows = split_of(operand, _dims(call))
         dtype = operand.element_type
         if dtype == torch.bool and kind not in ("logical", "max"):
             dtype = torch.int32
-        steps: list[Step] = sequence(chip, call.name, before, operand.elements, dtype)
+        steps: list[CostStep] = sequence(chip, call.name, before, operand.elements, dtype)
         steps += reduce(chip, call.name, outputs, reduced, dtype, kind, rows)
         result = call.result.element_type
         steps += sequence(chip, call.name, after, outputs, result if result.is_floating_point else dtype)
@@ -66,7 +66,7 @@ def reduction(kind: str, before: str = "", after: str = "") -> Rule:
     return rule
 
 
-def _norm(call: Call) -> OpCost:
+def _norm(call: CostedCall) -> OpCost:
     order = call.get("ord", call.get("p", 2))
     order = 2 if order is None else order
     if order == 2:
@@ -78,19 +78,19 @@ def _norm(call: Call) -> OpCost:
     return reduction("add", before="abs power#", after="power#")(call)
 
 
-def _max(call: Call) -> OpCost:
+def _max(call: CostedCall) -> OpCost:
     """Of all elements; of a dimension, together with its place; or of two tensors."""
     if len(call.operands) > 1:
         return OpCost(tuple(sequence(call.chip, call.name, "maximum", call.result.elements, call.result.element_type)))
     return reduction("max")(call) if "dim" not in call.by_name else _arg_max(call)
 
 
-def _arg_max(call: Call) -> OpCost:
+def _arg_max(call: CostedCall) -> OpCost:
     """Each tile searches what it has; then the winners are compared."""
     operand = call.operands[0]
     outputs, reduced, _ = split_of(operand, call.get("dim"))
 
-    def build(chip: Architecture) -> list[Step]:
+    def build(chip: Architecture) -> list[CostStep]:
         dtype = operand.element_type
         steps = [each_element(chip, call.name, operand.elements, dtype, nonlinear.arg_max, "search", temporary=8.0)]
         parts = -(-reduced // max(1, elements_on_tile(operand.elements, dtype, chip)))
@@ -103,9 +103,9 @@ def _arg_max(call: Call) -> OpCost:
 
 def variance_steps(
     chip: Architecture, name: str, outputs: int, reduced: int, dtype: torch.dtype, rows: bool
-) -> list[Step]:
+) -> list[CostStep]:
     """Mean, then mean square difference."""
-    steps: list[Step] = list(reduce(chip, f"{name}: mean", outputs, reduced, dtype, "add", rows))
+    steps: list[CostStep] = list(reduce(chip, f"{name}: mean", outputs, reduced, dtype, "add", rows))
     steps += sequence(chip, name, "multiply#", outputs, torch.float32)
     steps += sequence(chip, name, "subtract", outputs * reduced, dtype)
     steps += reduce(chip, f"{name}: variance", outputs, reduced, dtype, "square", rows)
@@ -113,7 +113,7 @@ def variance_steps(
 
 
 def _variance(after: str) -> Rule:
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         operand, chip = call.operands[0], call.chip
         outputs, reduced, rows = split_of(operand, _dims(call))
         steps = variance_steps(chip, call.name, outputs, reduced, operand.element_type, rows)
@@ -123,21 +123,21 @@ def _variance(after: str) -> Rule:
     return rule
 
 
-def _log_sum_exp(call: Call) -> OpCost:
+def _log_sum_exp(call: CostedCall) -> OpCost:
     operand, chip = call.operands[0], call.chip
     outputs, reduced, rows = split_of(operand, _dims(call))
     dtype = operand.element_type
-    steps: list[Step] = list(reduce(chip, f"{call.name}: max", outputs, reduced, dtype, "max", rows))
+    steps: list[CostStep] = list(reduce(chip, f"{call.name}: max", outputs, reduced, dtype, "max", rows))
     steps += sequence(chip, call.name, "subtract exp", operand.elements, dtype)
     steps += reduce(chip, f"{call.name}: sum", outputs, reduced, dtype, "add", rows)
     return OpCost((*steps, *sequence(chip, call.name, "log add", outputs, torch.float32)), 4.0 * operand.elements)
 
 
-def _histogram(call: Call) -> OpCost:
+def _histogram(call: CostedCall) -> OpCost:
     operand = call.operands[0]
     bins, dtype = max(1, call.result.elements), operand.element_type
 
-    def build(chip: Architecture) -> list[Step]:
+    def build(chip: Architecture) -> list[CostStep]:
         counted = each_element(
             chip, call.name, operand.elements, dtype, lambda n: elementwise_cycles.histogram(n, bins, dtype), "search"
         )
@@ -148,7 +148,7 @@ def _histogram(call: Call) -> OpCost:
     return OpCost(tuple(on_best_tiles(call.chip, build)), float(operand.elements))
 
 
-def _distances(call: Call) -> OpCost:
+def _distances(call: CostedCall) -> OpCost:
     """Differences of every pair of rows, to a power, summed."""
     chip, width = call.chip, max(1, call.operands[0].shape[-1] if call.operands[0].shape else 1)
     pairs, dtype = max((call.result, *call.operands), key=lambda o: o.elements).elements, call.operands[0].element_type
@@ -163,7 +163,9 @@ _SCAN_CYCLES = {"cumsum": 3, "cumprod": 3, "cummax": 5, "cummin": 5, "logcumsume
 """Of a worker for each element: load, combine, store."""
 
 
-def scan(chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, each: float = 3.0) -> list[Step]:
+def scan(
+    chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, each: float = 3.0
+) -> list[CostStep]:
     """Each tile scans what it has of a row; the totals of the tiles are scanned; then each adds what came before.
 
     Tries how many tiles should share a row.
@@ -180,7 +182,7 @@ def scan(chip: Architecture, name: str, rows: int, length: int, dtype: torch.dty
 
 def _shared_scan(
     chip: Architecture, name: str, rows: int, length: int, dtype: torch.dtype, each: float, parts: int
-) -> list[Step]:
+) -> list[CostStep]:
     tiles = min(rows, chip.tiles // parts) * parts
     own = -(-rows // (chip.tiles // parts)) * -(-length // parts)
     steps = [_scan_step(chip, name, own, each, tiles, 0.0)]
@@ -191,17 +193,17 @@ def _shared_scan(
         added = elementwise_cycles.scalar("add", own, dtype)
         exchange = Exchange(8.0, 8.0 * tiles, 1)
         vertices = (Vertices("scalar", 1, tiles, STATE["scalar"]),)
-        steps.append(Step(f"{name}: add", added, added * tiles, exchange, vertices, tiles))
+        steps.append(CostStep(f"{name}: add", added, added * tiles, exchange, vertices, tiles))
     return steps
 
 
-def _scan_step(chip: Architecture, name: str, elements: int, each: float, tiles: int, received: float) -> Step:
+def _scan_step(chip: Architecture, name: str, elements: int, each: float, tiles: int, received: float) -> CostStep:
     cycles = chip.workers * (30 + each * -(-elements // chip.workers))
     exchange = Exchange(received, received * tiles, max(1, int(received) // 4)) if received else None
-    return Step(name, cycles, cycles * tiles, exchange, (Vertices("search", 1, tiles, 24),), tiles, 1, received)
+    return CostStep(name, cycles, cycles * tiles, exchange, (Vertices("search", 1, tiles, 24),), tiles, 1, received)
 
 
-def _scan(call: Call) -> OpCost:
+def _scan(call: CostedCall) -> OpCost:
     operand = call.operands[0]
     rows, length, together = split_of(operand, call.get("dim", -1))
     dtype = call.result.element_type
@@ -217,7 +219,7 @@ def _scan(call: Call) -> OpCost:
 
 def bitonic(
     chip: Architecture, name: str, elements: int, length: int, kept: int, dtype: torch.dtype, values: int = 2
-) -> list[Step]:
+) -> list[CostStep]:
     """Compare and swap, in rounds; ``kept`` of each ``length`` elements survive; ``values`` travel with each key."""
     if length < 2 or not elements:
         return sequence(chip, name, "add#", elements, dtype)
@@ -229,11 +231,11 @@ def bitonic(
     far = max(0, min(rounds, math.ceil(math.log2(length)) - near))
     size = dtype.itemsize * values
 
-    def step(label: str, repeat: int, exchanged: bool) -> Step:
+    def step(label: str, repeat: int, exchanged: bool) -> CostStep:
         cost = nonlinear.compare_and_swap(-(-share * values // 2))
         tiles = -(-elements // share)
         exchange = Exchange(float(share * size), float(elements * size), 1) if exchanged else None
-        return Step(
+        return CostStep(
             f"{name}: {label}", cost, cost * tiles, exchange, (Vertices("search", 1, tiles, 24),), tiles, repeat,
             float(share * size),
         )  # fmt: skip
@@ -244,7 +246,7 @@ def bitonic(
     return [*steps, step("rounds between tiles", crossing, True)] if crossing else steps
 
 
-def _sort(call: Call) -> OpCost:
+def _sort(call: CostedCall) -> OpCost:
     operand = call.operands[0]
     if not operand.shape:
         return OpCost(tuple(sequence(call.chip, call.name, "add#", 1, operand.element_type)))

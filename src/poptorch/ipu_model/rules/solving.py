@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 from poptorch.ipu_model.cycles.solving import decomposition
-from poptorch.ipu_model.rules.call import Call, Operand, Rule, Table
+from poptorch.ipu_model.rules.call import CostedCall, CostedOperand, Rule, Table
 from poptorch.ipu_model.rules.expressions import sequence
 from poptorch.ipu_model.rules.passes import move
 from poptorch.ipu_model.rules.products import joined, product
-from poptorch.ipu_model.steps import Exchange, OpCost, Step, Vertices
+from poptorch.ipu_model.steps import CostStep, Exchange, OpCost, Vertices
 
 
-def _matrix(call: Call) -> Operand:
+def _matrix(call: CostedCall) -> CostedOperand:
     return max((operand for operand in call.operands if len(operand.shape) > 1), key=lambda o: o.elements)
 
 
@@ -23,7 +23,7 @@ def _decomposition(kind: str, products: int = 0) -> Rule:
     ``products`` of matrices of this size come on top: results that are put together, gradients.
     """
 
-    def rule(call: Call) -> OpCost:
+    def rule(call: CostedCall) -> OpCost:
         matrix = _matrix(call)
         chip, size = call.chip, max(matrix.shape[-2:])
         batch = max(1, math.prod(matrix.shape[:-2]))
@@ -33,7 +33,7 @@ def _decomposition(kind: str, products: int = 0) -> Rule:
         # The published cycles include synchronisation and exchange: they count as computation of one long step.
         cycles = decomposition(kind, size) * max(1.0, size / chip.tiles)
         tiles = min(chip.tiles, size * batch)
-        step = Step(
+        step = CostStep(
             call.name, cycles * turns, cycles * turns * tiles, Exchange(columns, columns * tiles, 4),
             (Vertices("search", 4, 4 * tiles, 40),), tiles, 1, 2 * columns,
         )  # fmt: skip
@@ -46,7 +46,7 @@ def _decomposition(kind: str, products: int = 0) -> Rule:
 # -- Fourier transforms ------------------------------------------------------------------------------------------------
 
 
-def _transform(call: Call) -> OpCost:
+def _transform(call: CostedCall) -> OpCost:
     """Each dimension as two products with small matrices of roots of unity, and factors between them."""
     data, result = call.operands[0], call.result
     large = max((data, result), key=lambda operand: operand.elements)

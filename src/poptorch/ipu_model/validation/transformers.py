@@ -99,7 +99,7 @@ class FeedForward(nn.Module):
         return x + y if self.before else self.norm(x + y)
 
 
-class Encoder(nn.Module):
+class EncoderLayers(nn.Module):
     """All layers; ``places`` says for every half of a layer (attention, feed-forward) which IPU computes it."""
 
     def __init__(self, size: Size, places: Sequence[int], before: bool = False) -> None:
@@ -157,7 +157,7 @@ class PretrainingBert(nn.Module):
         super().__init__()
         self.packed, self.head_steps = packed, head_steps
         self.embeddings = Embeddings(size)
-        self.encoder = Encoder(size, places(layers))
+        self.encoder = EncoderLayers(size, places(layers))
         self.pool = nn.Linear(size.hidden, size.hidden)
         self.next = nn.Linear(size.hidden, 2)
         self.transform = nn.Linear(size.hidden, size.hidden)
@@ -205,7 +205,7 @@ class AnsweringBert(nn.Module):
     def __init__(self, size: Size, layers: Sequence[float], embeds: bool = True, answers: bool = True) -> None:
         super().__init__()
         self.embeddings = Embeddings(size) if embeds else None
-        self.encoder = Encoder(size, places(layers))
+        self.encoder = EncoderLayers(size, places(layers))
         self.head = nn.Linear(size.hidden, 2) if answers else None
 
     def forward(
@@ -242,7 +242,7 @@ class VisionTransformer(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, size.hidden))
         self.positions = nn.Parameter(torch.zeros(1, patches + 1, size.hidden))
         self.dropout = nn.Dropout(size.dropout)
-        self.encoder = Encoder(size, places(layers), before=True)
+        self.encoder = EncoderLayers(size, places(layers), before=True)
         self.norm = nn.LayerNorm(size.hidden)
         self.head = nn.Linear(size.hidden, classes)
 

@@ -13,7 +13,7 @@ REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
-class Attribute:
+class TypedAttribute:
     """The kind of one attribute and what holds if it is not given."""
 
     kind: str
@@ -53,42 +53,42 @@ def _converted(wanted: str, kind: str, value: Any) -> Any:
     return None
 
 
-def Int(default: Any = REQUIRED) -> Attribute:
+def Int(default: Any = REQUIRED) -> TypedAttribute:
     """A whole number."""
-    return Attribute("Int", default)
+    return TypedAttribute("Int", default)
 
 
-def Float(default: Any = REQUIRED) -> Attribute:
+def Float(default: Any = REQUIRED) -> TypedAttribute:
     """A number; has the precision of float32."""
-    return Attribute("Float", default)
+    return TypedAttribute("Float", default)
 
 
-def String(default: Any = REQUIRED) -> Attribute:
+def String(default: Any = REQUIRED) -> TypedAttribute:
     """A text."""
-    return Attribute("String", default)
+    return TypedAttribute("String", default)
 
 
-def Ints(default: Any = REQUIRED) -> Attribute:
+def Ints(default: Any = REQUIRED) -> TypedAttribute:
     """Whole numbers."""
-    return Attribute("Ints", default)
+    return TypedAttribute("Ints", default)
 
 
-def Floats(default: Any = REQUIRED) -> Attribute:
+def Floats(default: Any = REQUIRED) -> TypedAttribute:
     """Numbers."""
-    return Attribute("Floats", default)
+    return TypedAttribute("Floats", default)
 
 
-def Strings(default: Any = REQUIRED) -> Attribute:
+def Strings(default: Any = REQUIRED) -> TypedAttribute:
     """Texts."""
-    return Attribute("Strings", default)
+    return TypedAttribute("Strings", default)
 
 
-def refused(name: str) -> Attribute:
+def refused(name: str) -> TypedAttribute:
     """An attribute of the standard that the backend does not implement."""
     return _Refused("", None) if name else _Refused("")
 
 
-class _Refused(Attribute):
+class _Refused(TypedAttribute):
     """Giving it is an error."""
 
     def read(self, name: str, given: Mapping[str, tuple[str, Any]]) -> Any:

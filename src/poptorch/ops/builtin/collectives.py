@@ -9,18 +9,18 @@ import torch
 
 from poptorch import ambient
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import Attribute, Int, Ints
+from poptorch.ops.builtin.attributes import Int, Ints, TypedAttribute
 from poptorch.ops.builtin.definitions import Situation, graphcore
 from poptorch.ops.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, next_site
 from poptorch.ops.combining import reduction_of
 
 _TYPES = (torch.float32, torch.float16, torch.int32, torch.uint32)
-_GROUPS: dict[str, Attribute] = {
+_GROUPS: dict[str, TypedAttribute] = {
     "__collectiveReplicaGrouping": Ints(None),
     "__collectiveCommGroup": Ints(None),
     "__replicatedTensorSharding": Int(0),
 }
-_REDUCED: dict[str, Attribute] = {**_GROUPS, "__collectiveOperator": Int(0)}
+_REDUCED: dict[str, TypedAttribute] = {**_GROUPS, "__collectiveOperator": Int(0)}
 
 
 def grouping_of(count: int, grouping: Sequence[int] | None, comm_group: Sequence[int] | None) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import Attribute, Int, Ints, String
+from poptorch.ops.builtin.attributes import Int, Ints, String, TypedAttribute
 from poptorch.ops.builtin.definitions import onnx
 
 _CONVOLVED = (F.conv1d, F.conv2d, F.conv3d)
@@ -87,7 +87,7 @@ def convolved(
     return _CONVOLVED[rank - 1](_padded(x, before, after), weights, bias, stride, 0, dilation, groups)
 
 
-_CONV: dict[str, Attribute] = {
+_CONV: dict[str, TypedAttribute] = {
     "auto_pad": String("NOTSET"),
     "dilations": Ints(None),
     "group": Int(1),
@@ -166,7 +166,7 @@ def _conv_transpose(
 
 # -- pooling -----------------------------------------------------------------------------------------------------------
 
-_POOL: dict[str, Attribute] = {
+_POOL: dict[str, TypedAttribute] = {
     "auto_pad": String("NOTSET"),
     "kernel_shape": Ints(),
     "pads": Ints(None),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from poptorch.ambient import CaptureSettings
-from poptorch.ops.builtin.attributes import Attribute
+from poptorch.ops.builtin.attributes import TypedAttribute
 
 GRAPHCORE = "ai.graphcore"
 ONNX = "ai.onnx"
@@ -64,7 +64,7 @@ class Definition:
 
     key: Key
     body: Body
-    attributes: Mapping[str, Attribute]
+    attributes: Mapping[str, TypedAttribute]
     types: tuple[str, ...]
     """What each input may be: F floating-point, I integer, N a number, A anything; the last holds for all that follow.
     """
@@ -100,8 +100,8 @@ def operator(
     types: str | tuple[str, ...] = "A",
     outputs: int = 1,
     differentiable: bool = True,
-    attributes: Mapping[str, Attribute] | None = None,
-    **more: Attribute,
+    attributes: Mapping[str, TypedAttribute] | None = None,
+    **more: TypedAttribute,
 ) -> Callable[[Body], Body]:
     """Add the decorated function to the table.
 

@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional as F
 
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import Attribute, Float, Int, Ints
+from poptorch.ops.builtin.attributes import Float, Int, Ints, TypedAttribute
 from poptorch.ops.builtin.convolutions import convolved
 from poptorch.ops.builtin.definitions import graphcore
 
-_PER_CONVOLUTION: dict[str, Attribute] = {
+_PER_CONVOLUTION: dict[str, TypedAttribute] = {
     name: Ints(None) for name in ("strides", "pads", "dilations", "outPads", "inDilations")
 }
 

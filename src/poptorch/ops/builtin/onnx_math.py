@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import Attribute, Float, Int, Ints
+from poptorch.ops.builtin.attributes import Float, Int, Ints, TypedAttribute
 from poptorch.ops.builtin.definitions import onnx
 from poptorch.ops.builtin.elementwise import divided, fmod, remainder
 from poptorch.ops.builtin.values import aligned, axes_of, axis_of, values_of
@@ -232,7 +232,7 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a, b)
 
 
-_GEMM: dict[str, Attribute] = {"alpha": Float(1.0), "beta": Float(1.0), "transA": Int(0), "transB": Int(0)}
+_GEMM: dict[str, TypedAttribute] = {"alpha": Float(1.0), "beta": Float(1.0), "transA": Int(0), "transB": Int(0)}
 
 
 @onnx("Gemm", 6, types="N", attributes=_GEMM, broadcast=Int(0))

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import REQUIRED, Attribute, Float, Int, Ints, String, refused
+from poptorch.ops.builtin.attributes import REQUIRED, Float, Int, Ints, String, TypedAttribute, refused
 from poptorch.ops.builtin.definitions import Situation, onnx
 from poptorch.ops.builtin.elementwise import check_ratio
 from poptorch.ops.builtin.slicing import depth_to_space, four_axes, reshaped, sliced
@@ -23,7 +23,7 @@ def _cast(x: torch.Tensor, *, to: int) -> torch.Tensor:
     return x.to(onnx_type(to))
 
 
-class _Value(Attribute):
+class _Value(TypedAttribute):
     """A value of any kind: the backend's tensor attribute, for which ``custom_op`` has numbers and lists of them."""
 
     def read(self, name: str, given: object) -> object:
@@ -61,8 +61,8 @@ def _size(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor(x.numel(), dtype=torch.int32)
 
 
-_NORMAL: dict[str, Attribute] = {"mean": Float(0.0), "scale": Float(1.0), "seed": refused("seed")}
-_UNIFORM: dict[str, Attribute] = {"low": Float(0.0), "high": Float(1.0), "seed": refused("seed")}
+_NORMAL: dict[str, TypedAttribute] = {"mean": Float(0.0), "scale": Float(1.0), "seed": refused("seed")}
+_UNIFORM: dict[str, TypedAttribute] = {"low": Float(0.0), "high": Float(1.0), "seed": refused("seed")}
 
 
 @onnx("RandomNormal", attributes=_NORMAL, shape=Ints(), dtype=Int(1))

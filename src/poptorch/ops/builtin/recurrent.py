@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from poptorch.errors import createPoptorchError
-from poptorch.ops.builtin.attributes import Attribute, Int, String, Strings, refused
+from poptorch.ops.builtin.attributes import Int, String, Strings, TypedAttribute, refused
 from poptorch.ops.builtin.definitions import graphcore, onnx
 from poptorch.ops.builtin.values import absent
 
@@ -130,7 +130,7 @@ def _torch_lstm(
 
 # -- ONNX --------------------------------------------------------------------------------------------------------------
 
-_COMMON: dict[str, Attribute] = {
+_COMMON: dict[str, TypedAttribute] = {
     "activation_alpha": refused("activation_alpha"),
     "activation_beta": refused("activation_beta"),
     "clip": refused("clip"),
@@ -278,7 +278,7 @@ def _onnx_rnn(
 
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_GRU: dict[str, Attribute] = {
+_GRU: dict[str, TypedAttribute] = {
     **_COMMON,
     "activations": refused("activations"),
     "input_forget": refused("input_forget"),

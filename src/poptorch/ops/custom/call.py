@@ -16,12 +16,12 @@ from poptorch.ops.collectives import next_site
 from poptorch.ops.custom import attributes as attribute_types
 from poptorch.ops.custom import registry
 from poptorch.ops.custom.native import LibraryScanner
-from poptorch.ops.custom.registry import Key, Operator
+from poptorch.ops.custom.registry import Operator, OperatorKey
 
 registry.add_scanner(LibraryScanner())
 
 
-def _computed(operator: Operator, key: Key, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _computed(operator: Operator, key: OperatorKey, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     declared = operator.infer(inputs)
     outputs = operator.compute([tensor.detach() for tensor in inputs])
     actual = [(list(tensor.shape), tensor.dtype) for tensor in outputs]
@@ -31,7 +31,7 @@ def _computed(operator: Operator, key: Key, inputs: Sequence[torch.Tensor]) -> l
 
 
 def _run(inputs: Sequence[torch.Tensor], domain: str, name: str, version: int, attributes: str) -> list[torch.Tensor]:
-    return _computed(registry.instance(domain, name, version, attributes), Key(domain, name, version), inputs)
+    return _computed(registry.instance(domain, name, version, attributes), OperatorKey(domain, name, version), inputs)
 
 
 def _shapes(
@@ -85,7 +85,7 @@ def _run_gradient(
 ) -> list[torch.Tensor]:
     forward = registry.instance(domain, name, version, attributes)
     operator = forward.gradient(index, forward_inputs, forward_outputs)
-    return _computed(operator, Key(domain, name, version), inputs)
+    return _computed(operator, OperatorKey(domain, name, version), inputs)
 
 
 def _gradient_shapes(
@@ -160,7 +160,7 @@ def custom_op(
 
 
 def _with_gradient_check(
-    operator: Operator, key: Key, tensors: list[torch.Tensor], attributes: str, outputs: int
+    operator: Operator, key: OperatorKey, tensors: list[torch.Tensor], attributes: str, outputs: int
 ) -> list[torch.Tensor]:
     """Call the operator; one without gradient ends the gradient's way, and says so if somebody expects it."""
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -203,7 +203,7 @@ def _checked_tensors(values: Any, what: str, name: str) -> list[torch.Tensor]:
     return tensors
 
 
-def _check_counts(definition: registry.Definition, inputs: int, outputs: int) -> None:
+def _check_counts(definition: registry.CustomDefinition, inputs: int, outputs: int) -> None:
     if not definition.min_inputs <= inputs <= definition.max_inputs:
         least, most = definition.min_inputs, definition.max_inputs
         wanted = str(least) if least == most else f"{least} to {most}"

@@ -22,7 +22,7 @@ from poptorch import replicas
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
 from poptorch.ops.custom.attributes import REPLICAS, SITE, typed_from_text
-from poptorch.ops.custom.registry import Definition, GradientOp, Key, Operator
+from poptorch.ops.custom.registry import CustomDefinition, GradientOp, Operator, OperatorKey
 
 _SYMBOL = "poptorch_custom_ops_v1"
 _COMMUNICATION_SYMBOL = "poptorch_custom_ops_communication_v1"
@@ -302,14 +302,14 @@ class LibraryScanner:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def __call__(self) -> Iterator[Definition]:
+    def __call__(self) -> Iterator[CustomDefinition]:
         for path in _loaded_libraries():
             if path not in self._seen:
                 self._seen.add(path)
                 yield from _definitions_in(path)
 
 
-def _definitions_in(path: str) -> Iterator[Definition]:
+def _definitions_in(path: str) -> Iterator[CustomDefinition]:
     try:
         library = ctypes.CDLL(path, mode=os.RTLD_NOW | getattr(os, "RTLD_NOLOAD", 0))
         entry_point = getattr(library, _SYMBOL)
@@ -328,7 +328,7 @@ def _definitions_in(path: str) -> Iterator[Definition]:
     for index in range(functions.count()):
         described = _Operator()
         functions.describe(index, ctypes.byref(described))
-        key = Key(described.domain.decode(), described.name.decode(), described.version)
+        key = OperatorKey(described.domain.decode(), described.name.decode(), described.version)
 
         talks = communication is not None and bool(communication.communicates(index))
         others = communication if talks else None
@@ -338,7 +338,7 @@ def _definitions_in(path: str) -> Iterator[Definition]:
         ) -> Operator:
             return _make(functions, entry, label, attributes, others)
 
-        yield Definition(key, make, described.min_inputs, described.max_inputs, described.outputs, path, talks)
+        yield CustomDefinition(key, make, described.min_inputs, described.max_inputs, described.outputs, path, talks)
 
 
 def _communication_of(library: Any) -> Any:

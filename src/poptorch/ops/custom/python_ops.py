@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from poptorch import replicas as replica_state
 from poptorch.errors import createPoptorchError
 from poptorch.ops.custom.attributes import REPLICAS, SITE, from_text, typed_from_text
-from poptorch.ops.custom.registry import Definition, GradientOp, Key, Operator, add
+from poptorch.ops.custom.registry import CustomDefinition, GradientOp, Operator, OperatorKey, add
 
 _TYPE_NAMES = ("Float", "Int", "String", "Floats", "Ints", "Strings")
 
@@ -53,7 +53,7 @@ def registerCustomOp(
                 f"registerCustomOp: attribute {attribute!r} of {domain}.{name} has the unknown type "
                 f"{kind!r}; use one of {', '.join(_TYPE_NAMES)}."
             )
-    key = Key(domain, name, version)
+    key = OperatorKey(domain, name, version)
     least, most = _input_counts(forward)
 
     def make(text: str) -> Operator:
@@ -63,7 +63,7 @@ def registerCustomOp(
         others = (Replicas(count, site), Replicas(count, site + 1)) if replicas else None
         return _PythonOperator(key, forward, gradient, infer, cycles, given, others)
 
-    add(Definition(key, make, least, most, None, None, communicates=replicas))
+    add(CustomDefinition(key, make, least, most, None, None, communicates=replicas))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class _PythonOperator(Operator):
-    key: Key
+    key: OperatorKey
     forward: Callable[..., Any]
     gradient_function: Callable[..., Any] | None
     shapes: Callable[..., Any] | None
@@ -179,7 +179,7 @@ def _input_counts(forward: Callable[..., Any]) -> tuple[int, int]:
     return len(required), (1 << 20) if unlimited else len(positional)
 
 
-def _check_declared(key: Key, declared: Mapping[str, str] | None, text: str) -> None:
+def _check_declared(key: OperatorKey, declared: Mapping[str, str] | None, text: str) -> None:
     if declared is None:
         return
     for name, (kind, _) in typed_from_text(text).items():

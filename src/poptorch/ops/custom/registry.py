@@ -13,7 +13,7 @@ import torch
 from poptorch.errors import createPoptorchError
 
 
-class Key(NamedTuple):
+class OperatorKey(NamedTuple):
     """What identifies an operator."""
 
     domain: str
@@ -61,10 +61,10 @@ class Operator(ABC):
 
 
 @dataclass(frozen=True)
-class Definition:
+class CustomDefinition:
     """A registered operator: how to make it from attributes, and where it comes from."""
 
-    key: Key
+    key: OperatorKey
     make: Callable[[str], Operator]
     min_inputs: int
     max_inputs: int
@@ -76,13 +76,13 @@ class Definition:
     """Whether it exchanges values with other replicas."""
 
 
-_definitions: dict[Key, Definition] = {}
-_instances: dict[tuple[Key, str], Operator] = {}
+_definitions: dict[OperatorKey, CustomDefinition] = {}
+_instances: dict[tuple[OperatorKey, str], Operator] = {}
 _lock = threading.RLock()
-_scanners: list[Callable[[], Iterable[Definition]]] = []
+_scanners: list[Callable[[], Iterable[CustomDefinition]]] = []
 
 
-def add(definition: Definition) -> None:
+def add(definition: CustomDefinition) -> None:
     """Register an operator; a later registration of the same key replaces the earlier one."""
     with _lock:
         _definitions[definition.key] = definition
@@ -90,10 +90,10 @@ def add(definition: Definition) -> None:
             del _instances[cached]
 
 
-def remove(key: Key) -> None:
+def remove(key: OperatorKey) -> None:
     """Forget an operator: programs find that one of the same name no more, or one that is built in.
 
-    >>> key = Key("docs.registry", "Double", 1)
+    >>> key = OperatorKey("docs.registry", "Double", 1)
     >>> remove(key)
     >>> is_known("docs.registry", "Double")
     False
@@ -103,7 +103,7 @@ def remove(key: Key) -> None:
         del _instances[known]
 
 
-def add_scanner(scan: Callable[[], Iterable[Definition]]) -> None:
+def add_scanner(scan: Callable[[], Iterable[CustomDefinition]]) -> None:
     """Ask ``scan`` for new operators before each lookup."""
     _scanners.append(scan)
 
@@ -117,7 +117,7 @@ def is_known(domain: str, name: str) -> bool:
 
 def communicates(domain: str, name: str, version: int) -> bool:
     """Whether the operator of exactly this version exchanges values with other replicas."""
-    definition = _definitions.get(Key(domain, name, version))
+    definition = _definitions.get(OperatorKey(domain, name, version))
     return definition is not None and definition.communicates
 
 
@@ -127,14 +127,14 @@ def _scan() -> None:
             add(definition)
 
 
-def find(domain: str, name: str, version: int) -> Definition:
+def find(domain: str, name: str, version: int) -> CustomDefinition:
     """The registered version of the operator that is highest without exceeding ``version``."""
     with _lock:
         _scan()
         versions = [key.version for key in _definitions if (key.domain, key.name) == (domain, name)]
         usable = [known for known in versions if known <= version]
         if usable:
-            return _definitions[Key(domain, name, max(usable))]
+            return _definitions[OperatorKey(domain, name, max(usable))]
     if versions:
         raise createPoptorchError(
             f"No class for {domain}.{name} of version {version} or lower: only {sorted(versions)} are registered."
@@ -148,7 +148,7 @@ def find(domain: str, name: str, version: int) -> Definition:
 
 def instance(domain: str, name: str, version: int, attributes: str) -> Operator:
     """The operator of exactly this version with these attributes, made once."""
-    entry = (Key(domain, name, version), attributes)
+    entry = (OperatorKey(domain, name, version), attributes)
     operator = _instances.get(entry)
     if operator is None:
         definition = _definitions.get(entry[0])
@@ -168,7 +168,7 @@ def requirements(graphs: Iterable[torch.fx.Graph]) -> list[dict[str, Any]]:
     """The custom operators that these graphs need, each with the library it came from (``None``: Python)."""
     from poptorch.ops.subgraph import subgraphs
 
-    needed: dict[Key, str | None] = {}
+    needed: dict[OperatorKey, str | None] = {}
     queue = list(graphs)
     while queue:
         for node in queue.pop().nodes:
@@ -176,7 +176,7 @@ def requirements(graphs: Iterable[torch.fx.Graph]) -> list[dict[str, Any]]:
             if isinstance(target, torch._ops.OpOverload) and target.namespace == "poptorch":
                 queue.extend(subgraphs(node))
                 if target._opname in ("custom_op", "custom_op_gradient"):
-                    key = Key(*node.args[1:4])
+                    key = OperatorKey(*node.args[1:4])
                     definition = _definitions.get(key)
                     needed[key] = definition.library if definition else None
     return [{**key._asdict(), "library": library} for key, library in sorted(needed.items())]

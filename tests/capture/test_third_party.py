@@ -13,7 +13,7 @@ import torch
 
 import poptorch
 from closeness import assert_close_sums
-from poptorch.ops.third_party import ThirdPartyOps
+from poptorch.capture.third_party import ThirdPartyOps
 
 # The packages' operators, as far as a capture sees them: a schema, and a kernel that must never be reached.
 _SCATTER = "(Tensor src, Tensor index, int dim, Tensor? out, int? dim_size) -> "

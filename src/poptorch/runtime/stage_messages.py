@@ -14,7 +14,7 @@ import torch
 
 from poptorch.compiler.passes.stages import Edge
 from poptorch.runtime.crossings import Crossings
-from poptorch.runtime.links import ReplicaLink, Transfer
+from poptorch.runtime.links import LinkTransfer, ReplicaLink
 from poptorch.runtime.tasks import Task
 
 _AHEAD = 4
@@ -33,7 +33,7 @@ class Mail:
         self._edges = edges
         self._deliver = deliver
         self._threads: list[threading.Thread] = []
-        self._boxes: dict[int, queue.SimpleQueue[tuple[Transfer, torch.Tensor] | None]] = {}
+        self._boxes: dict[int, queue.SimpleQueue[tuple[LinkTransfer, torch.Tensor] | None]] = {}
         self._arrived: Callable[[int], None] = lambda index: None
         self._failed: Callable[[BaseException], None] = lambda error: None
         self._error: BaseException | None = None
@@ -81,14 +81,14 @@ class Mail:
             self._error = self._error or error
             self._failed(error)
 
-    def _see_off(self, box: queue.SimpleQueue[tuple[Transfer, torch.Tensor] | None]) -> None:
+    def _see_off(self, box: queue.SimpleQueue[tuple[LinkTransfer, torch.Tensor] | None]) -> None:
         """Keep what is being sent until it has arrived."""
         while (posted := box.get()) is not None:
             posted[0].wait()
 
     def _receive(self, channel: Sequence[int]) -> None:
         expected = iter(channel)
-        posted: deque[tuple[int, list[Transfer], list[tuple[int, torch.Tensor]]]] = deque()
+        posted: deque[tuple[int, list[LinkTransfer], list[tuple[int, torch.Tensor]]]] = deque()
 
         def prepare() -> None:
             index = next(expected, None)
@@ -105,7 +105,7 @@ class Mail:
             self._deliver(self._crossings.graph.tasks[index], values)
             self._arrived(index)
 
-    def _prepare(self, index: int) -> tuple[list[Transfer], list[tuple[int, torch.Tensor]]]:
+    def _prepare(self, index: int) -> tuple[list[LinkTransfer], list[tuple[int, torch.Tensor]]]:
         """Room for the messages of one task."""
         transfers, values = [], []
         for message in self._crossings.awaited[index]:
