@@ -36,4 +36,5 @@ def train(run: Run) -> None:
     torch.save(dict(model.state_dict()), folder / f"{process}.pt")
 
 
-run_resumable(train, Path(sys.argv[1]) / "checkpoints")
+if __name__ == "__main__":
+    run_resumable(train, Path(sys.argv[1]) / "checkpoints")

@@ -81,7 +81,7 @@ def check_model(model: nn.Module) -> None:
 
     >>> check_model(torch.jit.trace(nn.ReLU(), torch.zeros(1)))
     Traceback (most recent call last):
-    poptorch.errors.Error: ...
+    poptorch.errors.ModuleTypeError: ...
     """
     for name, module in model.named_modules():
         which = f"Its sub-module {name!r}" if name else "It"

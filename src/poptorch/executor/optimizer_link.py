@@ -41,7 +41,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, *models: nn.Module) -> No
 
     >>> check_parameters(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1), torch.nn.ReLU())
     Traceback (most recent call last):
-    poptorch.errors.Error: ...
+    poptorch.errors.ForeignOptimizerError: ...
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise misuse(

@@ -14,6 +14,7 @@ from poptorch.frames import warn_user
 class StepHooks:
     """Says of each hook, once, that it is never called.
 
+    >>> import warnings
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     >>> handle = optimizer.register_step_post_hook(print)
     >>> with warnings.catch_warnings(record=True) as said:

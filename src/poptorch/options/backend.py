@@ -4,7 +4,7 @@
 >>> validate_options({"enableStabelNorm": True})
 Traceback (most recent call last):
 ...
-poptorch.errors.Error: ... Unknown bool option enableStabelNorm. Did you mean 'enableStableNorm'?
+poptorch.errors.UnknownOptionError: ... Unknown bool option enableStabelNorm. Did you mean 'enableStableNorm'?
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Engine:
         self._faults = faults_of(executable)
         once = self._is_once()
         self._simple = once and not device.settings.training
-        self._simple_step = once and device.settings.training and self.exchange.is_local and loop.multiplicity() == 1
+        self._simple_step = once and device.settings.training and loop.multiplicity() == 1
         """Whether code that updates the weights itself has nothing around it."""
 
     def _is_once(self) -> bool:
@@ -160,7 +160,8 @@ class Engine:
         seed = self.random.fix()
         if self._simple:
             return self._run_once(inputs)
-        if self._simple_step and self.executable.code.step is not None and self.scale.scaler is None:
+        updates_itself = self._simple_step and self.executable.code.step is not None
+        if updates_itself and self.exchange.is_local and self.scale.scaler is None:
             return self._run_step(inputs)
         mode = self.executable.device.settings.synthetic_data
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
