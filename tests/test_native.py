@@ -12,7 +12,7 @@ from torch import nn
 import poptorch
 from closeness import assert_close_sums
 from poptorch.host import levels
-from poptorch.host import native_code as native
+from poptorch.host.native import building as native
 from poptorch.host.native import optimizers
 from poptorch.host.native.async_compile import side_by_side
 from poptorch.host.store import code_store

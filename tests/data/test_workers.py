@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +14,10 @@ import poptorch
 from poptorch import launchers
 from poptorch.data import workers
 
+# torch raises errors about workers where the signal of their end arrives, be it a callback of gc or its own __del__.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 ASYNC = {"mode": poptorch.DataLoaderMode.Async, "async_options": {"sharing_strategy": poptorch.SharingStrategy.Fork}}
-
-
-@pytest.fixture(autouse=True)
-def _no_collection_of_garbage() -> Iterator[None]:
-    """torch raises errors about workers wherever the signal of their end arrives; in a callback of gc they are lost."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class Fails(torch.utils.data.Dataset[torch.Tensor]):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import poptorch
@@ -39,6 +40,9 @@ def child(program: Callable[[], None]) -> int:
     try:
         program()
         status = 0
+    except Exception:
+        traceback.print_exc()
+        raise
     finally:
         sys.stdout.flush()
         os._exit(status)
@@ -99,7 +103,8 @@ def killed() -> None:
 def race() -> None:
     """Many processes want few IPUs: no two of them ever have the same one, killed ones included."""
     processes, rounds = 12, 150
-    board = mmap.mmap(-1, 8 * IPUS + 8 * processes)  # who has each IPU; how often each process got one
+    # Who has each IPU; how often each process got one; which ones are about to be killed.
+    board = mmap.mmap(-1, 8 * IPUS + 16 * processes)
 
     def slot(place: int, value: int | None = None) -> int:
         if value is not None:
@@ -107,7 +112,9 @@ def race() -> None:
         return int.from_bytes(board[8 * place : 8 * place + 8], "little")
 
     def alive(pid: int) -> bool:
-        """A killed process could not clear its name."""
+        """A killed process could not clear its name. Its locks are gone a moment before it is."""
+        if any(slot(IPUS + processes + number) == pid for number in range(processes)):
+            return False
         try:
             with open(f"/proc/{pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -138,6 +145,7 @@ def race() -> None:
             got += 1
             slot(IPUS + number, got)
             if number % 3 == 2 and step >= rounds // 2:
+                slot(IPUS + processes + number, mine)
                 os.kill(mine, signal.SIGKILL)
             device.release()
 

@@ -151,7 +151,7 @@ def traits_of(operation: Any) -> Traits:
     """The traits of a node, or of an operator overload.
 
     >>> traits_of(torch.ops.aten.mm.default).kind
-    <Kind.PRODUCT: 'product'>
+    <OpKind.PRODUCT: 'product'>
     >>> traits_of(torch.ops.aten.add_.Tensor).is_in_place
     True
     """
