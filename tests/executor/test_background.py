@@ -156,7 +156,7 @@ def test_a_program_that_ends_takes_its_process_with_it(monkeypatch):
         executor(X)
     compiling = executor._session._level._background
     executor.destroy()
-    assert compiling._process.exitcode == -signal.SIGTERM
+    assert compiling._process.exitcode == -signal.SIGKILL
 
 
 def test_without_it_the_program_compiles_itself(monkeypatch):
