@@ -71,6 +71,17 @@ def test_the_process_hands_over_what_it_made(monkeypatch):
     assert compiling.is_over
 
 
+def test_the_process_keeps_nothing_open_that_the_program_closes(monkeypatch):
+    monkeypatch.setattr(background, "native_code", lambda *_: time.sleep(60))
+    heard, said = os.pipe()
+    compiling = background.begin(None, None)
+    os.close(said)
+    assert os.read(heard, 1) == b""  # the end, while the other process still works
+    assert not compiling.is_over
+    compiling.close()
+    os.close(heard)
+
+
 @pytest.mark.parametrize("end", [lambda *_: 1 / 0, lambda *_: os.kill(os.getpid(), signal.SIGKILL)])
 def test_a_process_that_fails_hands_over_nothing(monkeypatch, end):
     monkeypatch.setattr(background, "native_code", end)
@@ -145,7 +156,7 @@ def test_a_program_that_ends_takes_its_process_with_it(monkeypatch):
         executor(X)
     compiling = executor._session._level._background
     executor.destroy()
-    assert compiling._process.exitcode == -signal.SIGTERM
+    assert compiling._process.exitcode == -signal.SIGKILL
 
 
 def test_without_it_the_program_compiles_itself(monkeypatch):

@@ -159,6 +159,7 @@ def begin(device: DeviceProgram, code: HostCode) -> Background | None:
 def _run(device: DeviceProgram, code: HostCode, threads: int, parent: int, connection: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the program's own handlers are not for this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _without_files(connection.fileno())
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # the program's own words are the only ones
         os.dup2(silent, stream)
@@ -175,6 +176,15 @@ def _run(device: DeviceProgram, code: HostCode, threads: int, parent: int, conne
             connection.send(("failed", f"{type(problem).__name__}: {problem}"))
     finally:
         connection.close()
+
+
+def _without_files(kept: int) -> None:
+    """Close what the program has open: whoever waits for the end of a pipe must not wait for this process, too."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number != kept:
+            with contextlib.suppress(OSError):  # such as the folder that was listed
+                os.close(number)
 
 
 def _end_with(parent: int) -> None:
