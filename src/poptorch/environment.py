@@ -296,7 +296,7 @@ FAULTS = Text(
     "POPTORCH_FAULTS",
     None,
     "Failures of devices to rehearse, for instance ipu_reset:call=3,ipu=1 or seed=7;full_reset:probability=0.01. "
-    "The grammar is in docs/reliability.md; text that is not understood is an error that says where.",
+    "The grammar is in docs/rehearsing.md; text that is not understood is an error that says where.",
     _AT_COMPILE,
 )
 CACHE_DIR = PathName(

@@ -49,6 +49,13 @@ def test_the_weights_of_process_0_replace_others_with_a_warning(said: list[list[
         assert "layer.weight" in warning
 
 
+def test_different_seeds_are_told_in_all_processes_and_equal_ones_are_not(said: list[list[str]]) -> None:
+    for lines in said:
+        (warning,) = [line for line in lines if "Processes have different seeds" in line]
+        assert "0 in process 0, 1 in process 1. " in warning
+        assert "shuffles" in warning
+
+
 def test_a_model_of_one_process_and_inference_wait_for_no_other(said: list[list[str]]) -> None:
     assert "alone: works" in said[1]
     assert "members: [{'process': 1}]" in said[1]

@@ -208,6 +208,18 @@ def a_scaler_of_gradients() -> None:
     scaler.step(optimizer)
 
 
+@told("backward() cannot be called on the scaled output", "loss_scaling", "PT")
+def backward_of_a_scaled_loss() -> None:
+    model = training()[2]
+    torch.amp.GradScaler("cpu").scale(model(X, Y)[1]).backward()
+
+
+@told("backward() cannot be called on the scaled output")
+def backward_of_one_of_several_scaled_losses() -> None:
+    model = training()[2]
+    torch.amp.GradScaler("cpu").scale([model(X, Y)[1]])[0].backward()
+
+
 @told("NumPy array", "torch.from_numpy")
 def a_numpy_argument() -> None:
     inference()(X.numpy())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from poptorch.errors import BackwardCallError, misuse
+from poptorch.executor.outputs import refuse_backward
 from poptorch.frames import warn_user
 
 TYPE_CHANGES = frozenset({"half", "float", "double", "bfloat16"})
@@ -42,6 +45,37 @@ def _is_called_from(file: str) -> bool:
     return frame.f_code.co_filename == file
 
 
+def _refuse_scaled_backward(*args: Any, **kwargs: Any) -> NoReturn:
+    raise misuse(
+        BackwardCallError,
+        "backward() cannot be called on the scaled output of a PopTorch model: a training model runs the backward pass "
+        "in each call, and GradScaler has no effect on it. Leave out scale(), backward(), step() and update(), and "
+        "give the optimizer a scale instead, for instance poptorch.optim.AdamW(..., loss_scaling=1024.0).",
+    )
+
+
+def explain_scaling() -> None:
+    """Let what a ``GradScaler`` makes of a result refuse ``backward()``, as the result itself does.
+
+    torch's own error speaks of a missing ``grad_fn``. Results are plain tensors, which carry nothing into products, so
+    the scaler is where the two can be told apart.
+    """
+    scale = torch.amp.GradScaler.scale
+    if hasattr(scale, "__wrapped__"):
+        return
+
+    @functools.wraps(scale)
+    def scale_and_tell(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        several = isinstance(outputs, (list, tuple))
+        for given, made in zip(outputs, scaled, strict=True) if several else [(outputs, scaled)]:
+            if getattr(given, "backward", None) is refuse_backward:
+                made.backward = _refuse_scaled_backward
+        return scaled
+
+    torch.amp.GradScaler.scale = scale_and_tell  # type: ignore[method-assign, assignment]
+
+
 def told_of_type_change(name: str) -> None:
     """The weights of a compiled model are about to get another type, which its program does not."""
     warn_user(
@@ -57,8 +91,9 @@ class StepNotice:
         self._handle: RemovableHandle | None = None
 
     def put_on(self, optimizer: torch.optim.Optimizer) -> None:
-        """Speak when this optimizer steps."""
+        """Speak when this optimizer steps, and when a scaler of gradients is kept in the loop beside it."""
         self.take_off()
+        explain_scaling()
         self._handle = optimizer.register_step_pre_hook(_told_of_step)
 
     def take_off(self) -> None:

@@ -147,11 +147,28 @@ class Job:
 
     def _share_seed(self, session: Session) -> None:
         """Replicas draw different numbers from one seed, and updates the same ones."""
+        options = session.wrapped.options
+        given = options.random_seed if options.exists("random_seed") else None
         own = session.rng_state or [session.engine.random.fix()]
-        states = self.group.gather_values(own)
-        if own != states[0]:
-            logger.info("The seed of process %d is used in all processes", self.group.members[0])
-        session.rng_state = states[0]
+        found = self.group.gather_values({"state": own, "given": given})
+        first = self.group.members[0]
+        seeds = {member: other["given"] for member, other in zip(self.group.members, found, strict=True)}
+        unequal = [member for member, seed in seeds.items() if seed != seeds[first]]
+        if unequal:
+            logger.warning(
+                "Processes have different seeds (poptorch.Options.randomSeed): %s in process %d, %s in process %d%s. "
+                "The device draws the numbers of process %d everywhere. A poptorch.DataLoader that shuffles looks at "
+                "some rows twice and leaves others out. Give all processes the same seed.",
+                _seed(seeds[first]),
+                first,
+                _seed(seeds[unequal[0]]),
+                unequal[0],
+                f" and {len(unequal) - 1} more" if len(unequal) > 1 else "",
+                first,
+            )
+        elif own != found[0]["state"]:
+            logger.info("The seed of process %d is used in all processes", first)
+        session.rng_state = found[0]["state"]
 
 
 def _parts(session: Session) -> dict[str, str]:
@@ -190,6 +207,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif name not in _OWN and isinstance(value, (bool, int, float, str, list, tuple, type(None))):
             found[prefix + str(name)] = str(value)
     return found
+
+
+def _seed(seed: int | None) -> str:
+    return "none" if seed is None else str(seed)
 
 
 def _some(names: list[str]) -> str:

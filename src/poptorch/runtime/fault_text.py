@@ -7,7 +7,7 @@
     fault   = kind [ ":" setting { "," setting } ]
     setting = name "=" value
 
-Spaces around the parts do not matter. ``docs/reliability.md`` has the kinds and the settings.
+Spaces around the parts do not matter. ``docs/rehearsing.md`` has the kinds and the settings.
 """
 
 from __future__ import annotations
