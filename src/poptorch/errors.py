@@ -468,7 +468,7 @@ def _described(kind: type[_SomeError], text: str, origin: str, raised_at: str, *
 
 
 def _raised_at() -> str:
-    """``In file:line: `` of the user's code that led here; nothing where no line of a user did, as in a thread of ours."""
+    """``In file:line: `` of the user's code that led here; nothing where none did, as in a thread of ours."""
     frame = users_frame(sys._getframe(2))
     return "" if frame is None else f"In {Path(frame.f_code.co_filename).as_posix()}:{frame.f_lineno}: "
 
