@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,13 @@ def test_other_kinds() -> None:
     assert raised(TestErrorType.PopartInternal).type == "popart_internal_exception"
     assert raised(TestErrorType.Poplibs).type == "poplibs_exception"
     assert raised(TestErrorType.PoplarUnknown).type == "poplar_unknown_runtime_error"
+
+
+@pytest.mark.parametrize("make", [errors.backend_error, errors.unrecoverable_error])
+def test_an_error_where_no_line_is_the_users_names_no_file_of_ours(make: Callable[[str], poptorch.Error]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(make, "plain").result()
+    assert str(error).startswith(f"'{error.type}': plain")
 
 
 def test_an_error_outside_any_context_has_no_location() -> None:

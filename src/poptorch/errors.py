@@ -459,7 +459,7 @@ def unrecoverable_error(message: str, origin: str = "poplar_unrecoverable_runtim
 def _described(kind: type[_SomeError], text: str, origin: str, raised_at: str, *notes: str, code: str) -> _SomeError:
     message = coded(_short(text), code)
     location = "\n".join(f"  [{depth}] {name}" for depth, name in enumerate(reversed(_contexts.names)))
-    lines = [f"In {raised_at}: '{origin}': {message}", *notes]
+    lines = [f"{raised_at}'{origin}': {message}", *notes]
     if location:
         lines += ["Error raised in:", location]
     error = kind("\n".join(lines))
@@ -468,14 +468,9 @@ def _described(kind: type[_SomeError], text: str, origin: str, raised_at: str, *
 
 
 def _raised_at() -> str:
-    """``file:line`` of the user's code that led here; without any, of the code that asked this module for an error."""
-    here = sys._getframe(2)
-    frame = users_frame(here) or here
-    path = Path(frame.f_code.co_filename)
-    if frame is here and "poptorch" in path.parts:
-        parts = path.parts
-        path = Path(*parts[len(parts) - 1 - parts[::-1].index("poptorch") :])
-    return f"{path.as_posix()}:{frame.f_lineno}"
+    """``In file:line: `` of the user's code that led here; nothing where none did, as in a thread of ours."""
+    frame = users_frame(sys._getframe(2))
+    return "" if frame is None else f"In {Path(frame.f_code.co_filename).as_posix()}:{frame.f_lineno}: "
 
 
 def _short(message: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 import poptorch
 from popdist.vipu.command import run
+from popdist.vipu.registry import RegistryError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,15 @@ def test_without_a_command_all_commands_are_listed():
 def test_the_version_is_that_of_the_package():
     assert run(["--version"]) == f"vipu {poptorch.__version__}\n"
     assert f"version: {poptorch.__version__}\n" in run(["--server-version"])
+
+
+@pytest.mark.parametrize("verb", ["create", "get", "list", "remove", "reset"])
+def test_a_verb_lists_its_objects(verb: str) -> None:
+    text = run([verb, "--help"])
+    assert text.startswith(f"usage: vipu {verb} OBJECT")
+    assert f"vipu {verb} partition: " in text
+
+
+def test_a_word_that_is_no_verb_has_no_help() -> None:
+    with pytest.raises(RegistryError, match="there is no command 'destroy'"):
+        run(["destroy", "--help"])

@@ -57,12 +57,28 @@ def run(arguments: Sequence[str], registry: Registry | None = None, admin: bool 
     words = [rest.pop(0) for _ in range(min(2, len(rest)))]
     if known.help and not words:
         return _DESCRIPTION + "\n" + shared.format_help()
+    if known.help and len(words) == 1 and (shown := _help_of_verb(words[0])):
+        return shown
     command = _COMMANDS.get(" ".join([words[0], words[-1].removesuffix("s")])) if len(words) == 2 else None
     if command is None:
         raise RegistryError(f"there is no command {' '.join(words)!r}; --help lists the commands")
     if known.help:
         return _help_of(words, command)
     return command(_Call(registry or Registry(), rest, bool(known.showjson), admin))
+
+
+def _help_of_verb(verb: str) -> str:
+    """What a verb does to which objects; empty for a word that is no verb."""
+    lines = [
+        f"  vipu {words}: {(command.__doc__ or '').splitlines()[0]}"
+        for words, command in _COMMANDS.items()
+        if words.split()[0] == verb
+    ]
+    return (
+        "\n".join([f"usage: vipu {verb} OBJECT [NAME] [flags]", "", *lines, "", "Add --help to see flags.", ""])
+        if lines
+        else ""
+    )
 
 
 def _help_of(words: list[str], command: Callable[[_Call], str]) -> str:
