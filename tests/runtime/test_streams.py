@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,3 +38,15 @@ def test_the_order_of_arrival_changes_nothing(ticks, mode):
 def test_sums_are_those_of_each_replica():
     expected = [sum(value_of(t) for t in TICKS if t.replica == r) for r in range(2)]
     assert_close_sums(gathered(TICKS, OutputMode.Sum), torch.cat(expected), terms=6)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int8, torch.int16])
+def test_sums_of_truths_and_small_integers_are_counts(kind):
+    loop = Loop(device_iterations=2, gradient_accumulation=3, replicas=2, output_mode=OutputMode.Sum)
+    largest = torch.tensor(1 if kind is torch.bool else torch.iinfo(kind).max, dtype=kind)
+    stream = OutputStream(loop)
+    for tick in TICKS:
+        stream.put(tick, largest)
+    sums = stream.take()
+    assert sums.tolist() == [6 * int(largest)] * 2
+    assert sums.dtype == stream.room((), kind).dtype == torch.int32

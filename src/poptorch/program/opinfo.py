@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,7 +77,12 @@ def info_of(node: fx.Node) -> OpInfo:
 
 
 def set_info(node: fx.Node, info: OpInfo | None) -> None:
-    """Replace the node's annotations; ``None`` says that it is in no place of the user's."""
+    """Replace the node's annotations; ``None`` says that it is in no place of the user's.
+
+    To take one value of several draws no random numbers, whatever the operation did that made them.
+    """
+    if info is not None and info.random is not None and node.target is operator.getitem:
+        info = info.but(random=None)
     node.meta[_KEY] = info
 
 

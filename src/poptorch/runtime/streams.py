@@ -39,7 +39,7 @@ class OutputStream:
         if self._whole is None:
             with self._lock:  # replicas may deliver at the same time
                 if self._whole is None:
-                    self._whole = _blocks(value, self._multiplicity)
+                    self._whole = _blocks(value, self._multiplicity, self._type(value.dtype))
         if self._sums:
             self._add(self._whole, block, self._loop.position(micro_batch), value)
         else:
@@ -70,7 +70,11 @@ class OutputStream:
 
     def room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for what another process gathers, of values with this shape."""
-        return _blocks(torch.empty(tuple(shape), dtype=dtype), self._multiplicity)
+        return _blocks(torch.empty(tuple(shape), dtype=dtype), self._multiplicity, self._type(dtype))
+
+    def _type(self, dtype: torch.dtype) -> torch.dtype:
+        """What holds the values. Truths are counted, and sums of small integers do not wrap, as in ``torch.sum``."""
+        return torch.int32 if self._sums and dtype in _SMALL else dtype
 
     def take(self) -> torch.Tensor:
         """The gathered output; the stream is empty afterwards."""
@@ -81,11 +85,14 @@ class OutputStream:
         return whole
 
 
-def _blocks(value: torch.Tensor, count: int) -> torch.Tensor:
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
+
+
+def _blocks(value: torch.Tensor, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     if count == 1:
-        return torch.empty_like(value)
+        return torch.empty_like(value, dtype=dtype)
     shape = (count, *value.shape[1:]) if value.ndim == 0 else (count * value.shape[0], *value.shape[1:])
-    return torch.empty(shape, dtype=value.dtype)
+    return torch.empty(shape, dtype=value.dtype if dtype is None else dtype)
 
 
 def _block(whole: torch.Tensor, value: torch.Tensor, index: int, count: int) -> torch.Tensor:

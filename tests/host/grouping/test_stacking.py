@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import poptorch
 from poptorch.host.grouping.stacking import CannotGroup, stacked
@@ -84,6 +85,38 @@ def test_each_micro_batch_draws_its_own_numbers():
     [stream] = {info_of(n).random for n in program.operations()} - {None}
     drawn = {info_of(n).random for n in stacked(program, 3).operations()} - {None}
     assert drawn == {stream + member * STREAMS for member in range(3)}
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize(
+    "function", [lambda y: F.rrelu(y, training=True), lambda y: torch.native_dropout(y, 0.5, True)[0]]
+)
+def test_random_operations_with_several_results(monkeypatch, function, micro_batches):
+    """Each micro-batch takes its part of what it drew; the gradient goes through the same numbers."""
+    monkeypatch.setenv("POPTORCH_GROUP", str(micro_batches))
+    layer = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(-torch.eye(4))
+
+    class Drawing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            y = function(self.layer(x))
+            return y, poptorch.identity_loss(y, reduction="sum")
+
+    model = Drawing()
+    options = poptorch.Options().outputMode(poptorch.OutputMode.All)
+    options.Training.gradientAccumulation(micro_batches)
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1.0))
+    x = torch.rand(2 * micro_batches, 4) + 1
+    y, _ = training(x)
+    slopes = y / -x
+    assert bool(((slopes >= 0) & (slopes <= 2)).all())
+    torch.testing.assert_close(-torch.eye(4) - layer.weight.detach(), slopes.T @ x)
 
 
 def test_annotations_stay():
