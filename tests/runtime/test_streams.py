@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import poptorch
 from closeness import assert_close_sums
 from poptorch.enums import OutputMode
 from poptorch.program.loop import Loop, MicroBatch
@@ -50,3 +51,15 @@ def test_sums_of_truths_and_small_integers_are_counts(kind):
     sums = stream.take()
     assert sums.tolist() == [6 * int(largest)] * 2
     assert sums.dtype == stream.room((), kind).dtype == torch.int32
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_the_type_of_a_sum_does_not_depend_on_the_loop(iterations):
+    class Hits(torch.nn.Module):
+        def forward(self, x):
+            return x > 0
+
+    options = poptorch.Options().deviceIterations(iterations).outputMode(OutputMode.Sum)
+    hits = poptorch.inferenceModel(Hits(), options)(torch.tensor([1.0, -1.0] * iterations))
+    assert hits.dtype == torch.int32
+    assert hits.tolist() == [iterations, 0]

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from poptorch.enums import OutputMode
 from poptorch.executable.executable import Executable
 from poptorch.executable.host_code import HostCode
 from poptorch.profiling.trace import Listeners
 from poptorch.program.anchors import Anchor, Held
 from poptorch.program.graphs import exchanges_values
 from poptorch.program.loop import MicroBatch
-from poptorch.program.program import Role
+from poptorch.program.outputs import OutputKind
+from poptorch.program.program import Role, value_of
 from poptorch.program.update import State
 from poptorch.runtime.call import Call, Gradients, input_blocks, synthetic_inputs
 from poptorch.runtime.clock import CallClock, JobRecord
@@ -30,7 +32,7 @@ from poptorch.runtime.random_numbers import RandomNumbers
 from poptorch.runtime.rounds import RoundExchange
 from poptorch.runtime.sequential import SequentialRunner
 from poptorch.runtime.sharing import Sharing
-from poptorch.runtime.streams import OutputStream
+from poptorch.runtime.streams import OutputStream, type_of_sum
 from poptorch.runtime.updater import Updater
 from poptorch.schedule import Tick
 
@@ -87,6 +89,9 @@ class Engine:
         """One micro-batch a call: the loop has nothing to do."""
         loop, settings = self.executable.code.loop, self.executable.device.settings
         once = loop.device_iterations == loop.gradient_accumulation == loop.replicas == 1
+        if once and loop.output_mode is OutputMode.Sum:  # a sum of one has the type of a sum
+            types = [value_of(node).dtype for node in self.executable.program.values_of(OutputKind.RESULT)]
+            once = all(type_of_sum(dtype) is dtype for dtype in types)
         plain = not settings.anchors and not settings.synthetic_data and self._sharing is None
         return once and plain and self.parallel is None and self._faults is None and self.meeting is None
 

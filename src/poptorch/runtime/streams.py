@@ -74,7 +74,7 @@ class OutputStream:
 
     def _type(self, dtype: torch.dtype) -> torch.dtype:
         """What holds the values. Truths are counted, and sums of small integers do not wrap, as in ``torch.sum``."""
-        return torch.int32 if self._sums and dtype in _SMALL else dtype
+        return type_of_sum(dtype) if self._sums else dtype
 
     def take(self) -> torch.Tensor:
         """The gathered output; the stream is empty afterwards."""
@@ -85,7 +85,13 @@ class OutputStream:
         return whole
 
 
-_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
+def type_of_sum(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums over micro-batches.
+
+    >>> type_of_sum(torch.bool), type_of_sum(torch.float16)
+    (torch.int32, torch.float16)
+    """
+    return torch.int32 if dtype in (torch.bool, torch.uint8, torch.int8, torch.int16) else dtype
 
 
 def _blocks(value: torch.Tensor, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
