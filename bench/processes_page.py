@@ -295,7 +295,7 @@ and ResNet-50 (one thread, interpreted code, SGD); steps of 1, 2, 4 and 8 proces
 
 *From the real modules*: parameters, sizes of gradients, and the portions in which
 `poptorch.distributed.connections` sends them: gradients of 4 MiB or more alone, the others together in buckets of up to
-8 MiB. (Processes of one host [share memory](distributed.md#how-gradients-travel) instead. Here they do not: every
+8 MiB. (Processes of one host [share memory](process-exchange.md#how-gradients-travel) instead. Here they do not: every
 process stands for a host.)
 
 *Modelled*: a message of n bytes takes α + β·n seconds. An all-reduce over P processes is 2·(P - 1) rounds around a
